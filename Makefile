@@ -1,0 +1,49 @@
+# `make demo` and `make test` do all their own set-up: Python 3.11+, make and git are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test check format lint types imports clean help
+
+help:
+	@echo "make demo    set up, then show on digits what the filter does (about two minutes)"
+	@echo "make test    set up, then run every test"
+	@echo "make check   format, lint, types, import layers, tests: what CI runs"
+	@echo "make format  let ruff rewrite the code"
+
+# torch first and on its own: a looser request may fetch gigabytes of GPU libraries.
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "dome needs Python 3.11 or newer; choose one with: make PYTHON=python3.12 ..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	@$(BIN)/dome demo
+
+test: $(INSTALLED)
+	@$(BIN)/python -m pytest
+
+check: format-check lint types imports test
+
+format-check: $(INSTALLED)
+	@$(BIN)/ruff format --check .
+
+lint: $(INSTALLED)
+	@$(BIN)/ruff check .
+
+types: $(INSTALLED)
+	@$(BIN)/mypy
+
+imports: $(INSTALLED)
+	@$(BIN)/lint-imports
+
+format: $(INSTALLED)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,0 +1,1 @@
+"""DOME: removes nuisance directions from stochastic gradients."""

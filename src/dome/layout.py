@@ -1,0 +1,108 @@
+"""A model's gradients as one vector, and the blocks of it that get a basis each.
+
+Global layout: one block that holds every parameter. Layer-wise layout: one block for
+each module that owns parameters. Either way parameters lie one after the other in
+``model.parameters()`` order, so a block is a range of columns of the samples (B, D).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+LAYOUTS = ("global", "layerwise")
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where one parameter lies in the flat gradient: columns ``start`` to ``stop``."""
+
+    name: str
+    shape: torch.Size
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A range of columns that is tracked by a basis of its own."""
+
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def dim(self) -> int:
+        """Number of parameters in the block."""
+        return self.stop - self.start
+
+
+class Layout:
+    """Names, order and blocks of the parameters whose gradients are filtered.
+
+    Args:
+        model: Its trainable parameters are taken, shared ones once.
+        kind: "global" or "layerwise".
+        only: Take just the parameters that are also among these (an optimizer's).
+    """
+
+    def __init__(
+        self, model: nn.Module, kind: str = "global", only: Iterable[Tensor] | None = None
+    ) -> None:
+        if kind not in LAYOUTS:
+            raise ValueError(f"layout must be one of {LAYOUTS}, got {kind!r}")
+        allowed = None if only is None else {id(p) for p in only}
+        named = [
+            (name, p)
+            for name, p in model.named_parameters()
+            if p.requires_grad and (allowed is None or id(p) in allowed)
+        ]
+        if not named:
+            where = "model" if only is None else "model that the optimizer also holds"
+            raise ValueError(f"no trainable parameter in the {where}: nothing to filter")
+        self.parameters: tuple[nn.Parameter, ...] = tuple(p for _, p in named)
+        self.slots: tuple[Slot, ...] = _slots(named)
+        self.dim = self.slots[-1].stop
+        self.blocks = _layers(self.slots) if kind == "layerwise" else (
+            Block("all", 0, self.dim),
+        )
+        self.slot_of: dict[int, Slot] = {
+            id(p): slot for p, slot in zip(self.parameters, self.slots, strict=True)
+        }
+
+    def gather(self) -> Tensor:
+        """The gradient in ``.grad`` as one vector (D,); a missing one counts as zero."""
+        like = next((p.grad for p in self.parameters if p.grad is not None), None)
+        like = self.parameters[0] if like is None else like
+        pieces = [
+            like.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1)
+            for p in self.parameters
+        ]
+        return torch.cat(pieces)
+
+    def scatter_(self, vector: Tensor) -> None:
+        """Write a flat gradient (D,) into ``.grad``; a parameter without one stays so."""
+        for p, slot in zip(self.parameters, self.slots, strict=True):
+            if p.grad is not None:
+                p.grad.copy_(vector[slot.start : slot.stop].view(slot.shape))
+
+
+def _slots(named: list[tuple[str, nn.Parameter]]) -> tuple[Slot, ...]:
+    slots, start = [], 0
+    for name, p in named:
+        slots.append(Slot(name, p.shape, start, start + p.numel()))
+        start += p.numel()
+    return tuple(slots)
+
+
+def _layers(slots: tuple[Slot, ...]) -> tuple[Block, ...]:
+    """One block a module: neighbours in the vector whose names differ in the last part."""
+    blocks: list[Block] = []
+    for slot in slots:
+        module = slot.name.rpartition(".")[0] or slot.name
+        if blocks and blocks[-1].name == module:
+            blocks[-1] = Block(module, blocks[-1].start, slot.stop)
+        else:
+            blocks.append(Block(module, slot.start, slot.stop))
+    return tuple(blocks)
