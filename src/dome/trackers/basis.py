@@ -1,0 +1,218 @@
+"""The tall matrix a tracker keeps, and the few things that are done to it.
+
+Shapes: U (D, W) with W = K + oversample orthonormal columns, G (B, D) samples.
+"""
+
+import torch
+from torch import Tensor
+
+from dome.linalg import (
+    Products,
+    coefficients,
+    compute_dtype,
+    gram,
+    orthogonality_limit,
+    orthonormalize_,
+    recombine_,
+    row_blocks,
+)
+from dome.trackers.protocol import Update
+
+STORAGE = (torch.float32, torch.float64, torch.bfloat16)
+CHECK_EVERY = (
+    100  # updates between two measurements of |UᵀU − I|, about 1 % of their cost
+)
+CHECK_EVERY_16_BIT = 10
+DEFAULT_SEED = (
+    0x646F6D65  # not 0: a user's own seed 0 must not give the same directions
+)
+
+
+class Basis:
+    """U in its storage format, kept orthonormal.
+
+    Args:
+        dim: Rows D.
+        rank: Columns K that are removed from gradients.
+        oversample: Columns tracked beyond those; no more than D − K are.
+        dtype: Storage of U.
+        device: Where U lives.
+        generator: Gives the seed of every random direction; a fixed seed without it.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        rank: int,
+        oversample: int,
+        dtype: torch.dtype,
+        device: torch.device | str | None,
+        generator: torch.Generator | None,
+    ) -> None:
+        if oversample < 0:
+            raise ValueError(f"oversample must not be negative, got {oversample}")
+        if dtype not in STORAGE:
+            raise ValueError(f"dtype must be one of {STORAGE}, got {dtype}")
+        self.rank, self.oversample = rank, min(oversample, dim - rank)
+        self.width = rank + self.oversample
+        self.compute_dtype = compute_dtype(dtype)
+        self.U = torch.zeros(dim, self.width, dtype=dtype, device=device)
+        self.orthogonality_error = 0.0
+        self._seed = DEFAULT_SEED if generator is None else _draw_seed(generator)
+        self._check_every = (
+            CHECK_EVERY if self.compute_dtype == dtype else CHECK_EVERY_16_BIT
+        )
+        # Squared norm below which a unit column is rounding: that of the products.
+        self.floor = 1e-10 if self.compute_dtype == torch.float32 else 1e-13
+        self._leading: Tensor | None = None
+        self._leading_eigenvalues: Tensor | None = None
+
+    def start_random(self) -> None:
+        """U₀: QR of a Gaussian matrix."""
+        every = torch.ones(self.width, dtype=torch.bool, device=self.U.device)
+        self.orthonormalize_(0, every)
+
+    def recombine_(
+        self, P: Tensor, G: Tensor | None = None, M: Tensor | None = None
+    ) -> None:
+        """U ← U P + Gᵀ M in place."""
+        recombine_(self.U, P, G, M)
+
+    def gram(self) -> Tensor:
+        """Uᵀ U, shape (W, W)."""
+        return gram(self.U)
+
+    def orthonormalize_(
+        self, update: int, empty: Tensor | None = None, num_columns: int | None = None
+    ) -> None:
+        """Make the first ``num_columns`` orthonormal, random directions where ``empty``."""
+        # Seeded by the update's number, so that a resumed run draws the same directions.
+        generator = torch.Generator(self.U.device).manual_seed(self._seed + update)
+        error = orthonormalize_(self.U[:, :num_columns], generator, empty)
+        self.orthogonality_error = float(error)
+
+    def check_orthogonality(self, update: int) -> None:
+        """Measure |UᵀU − I| now and then, and mend what rounding did to it."""
+        if update == 0 or update % self._check_every:
+            return
+        C = gram(self.U)
+        # Zero columns, always the last ones, have not been reached by the data yet.
+        present = int((C.diagonal() > 0).sum())
+        if present == 0:
+            return
+        eye = torch.eye(present, dtype=C.dtype, device=C.device)
+        self.orthogonality_error = float((C[:present, :present] - eye).abs().max())
+        if self.orthogonality_error > orthogonality_limit(self.U):
+            self.orthonormalize_(update, num_columns=present)
+
+    def update_of(
+        self,
+        seen: Products,
+        P: Tensor | None,
+        M: Tensor | None,
+        G: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Update:
+        """The record of U ← U P + Hᵀ M; with G measured, without it derived.
+
+        Uᵀg of the new basis follows from what was seen with the old one, as long as the
+        new one is exactly that combination.
+        """
+        old = seen.V + seen.m
+        if P is None or M is None:
+            new, overlap = (
+                old,
+                torch.eye(self.width, dtype=old.dtype, device=old.device),
+            )
+        else:
+            overlap = P + seen.V.T @ M
+            new = (
+                coefficients(self.U, G) * scale
+                if G is not None
+                else old @ P + (seen.K + seen.Hmu) @ M
+            )
+        new = new[:, : self.rank] if self._leading is None else new @ self._leading
+        # Rows of directions that were not there yet are zero and do not count.
+        num_old = (overlap.square().sum(dim=1) > 0).sum().clamp(min=1)
+        cosines = overlap.square().sum() / num_old
+        return Update(
+            captured=new.square().sum(dim=1),
+            total=seen.sample_norms_squared,
+            drift=(1 - cosines).clamp(min=0.0).sqrt(),
+        )
+
+    def select_leading(self, C: Tensor, R_inverse: Tensor) -> None:
+        """Rotation to the leading K left singular vectors of Y = U R, from C = RᵀR."""
+        # R = R⁻ᵀ C where R is invertible; R Rᵀ has the squared singular values of Y.
+        R = R_inverse.T @ C
+        values, vectors = torch.linalg.eigh(R @ R.T)
+        self._leading = vectors.flip(1)[:, : self.rank].contiguous()
+        self._leading_eigenvalues = values.flip(0)[: self.rank].clamp(min=0.0).sqrt()
+
+    def leading(self) -> Tensor:
+        """The K columns that are removed from gradients, shape (D, K)."""
+        if self._leading is None:
+            return self.U[:, : self.rank]
+        rotation = self._leading.to(self.compute_dtype)
+        return (self.U.to(self.compute_dtype) @ rotation).to(self.U.dtype)
+
+    def leading_eigenvalues(self, all_values: Tensor) -> Tensor:
+        """The eigenvalues that go with ``leading()``, shape (K,)."""
+        if self._leading_eigenvalues is None:
+            return all_values[: self.rank].clone()
+        return self._leading_eigenvalues.clone()
+
+    def project_out(self, gradient: Tensor, strength: float) -> Tensor:
+        """g − strength · U Uᵀ g, shape (D,)."""
+        if gradient.shape != self.U.shape[:1]:
+            raise ValueError(
+                f"gradient must have shape ({len(self.U)},), got {tuple(gradient.shape)}"
+            )
+        c = coefficients(self.U, gradient[None])[0]
+        if self._leading is not None:
+            c = self._leading @ (self._leading.T @ c)
+        else:
+            c[self.rank :] = 0
+        c = (strength * c).to(self.compute_dtype)
+        filtered = gradient.clone()
+        for rows in row_blocks(len(gradient)):
+            removed = self.U[rows].to(self.compute_dtype) @ c
+            filtered[rows] -= removed.to(gradient.dtype)
+        return filtered
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The matrix and what its upkeep depends on."""
+        state = {"basis": self.U, "seed": torch.tensor(self._seed)}
+        state["orthogonality_error"] = torch.tensor(
+            self.orthogonality_error, dtype=torch.float64
+        )
+        if self._leading is not None and self._leading_eigenvalues is not None:
+            state["leading"] = self._leading
+            state["leading_eigenvalues"] = self._leading_eigenvalues
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take a state back; its shape and storage must be the same."""
+        there, here = state["basis"], self.U
+        if there.shape != here.shape:
+            raise ValueError(
+                f"the saved basis has shape {tuple(there.shape)}, this one "
+                f"{tuple(here.shape)}: same model, rank and oversample are needed"
+            )
+        if there.dtype != here.dtype:
+            raise ValueError(
+                f"the saved basis is {there.dtype}, this one {here.dtype}: choose the "
+                f"same storage, it cannot be resumed bit for bit otherwise"
+            )
+        here.copy_(there)
+        self._seed = int(state["seed"])
+        self.orthogonality_error = float(state["orthogonality_error"])
+        for name in ("leading", "leading_eigenvalues"):
+            value = state.get(name)
+            value = None if value is None else value.to(here.device, copy=True)
+            setattr(self, f"_{name}", value)
+
+
+def _draw_seed(generator: torch.Generator) -> int:
+    device = generator.device
+    return int(torch.randint(2**62, (), generator=generator, device=device))

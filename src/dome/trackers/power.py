@@ -1,0 +1,188 @@
+"""Streaming power method: Algorithm 2 (UpdateSub) of the DOME paper, to the letter.
+
+Shapes: G (B, D) samples, H = G − mean, U (D, K) basis. Algorithm 2 computes
+
+    V = H U,  W = Hᵀ V / B,  Y = W  or  (t−1)/t U Λ + W/t,  U, R = QR(Y),  λ = ‖Y₍ⱼ₎‖
+
+and holds U, W, Y and Q, four tall matrices. Because UᵀU = I, the Gram matrix of Y is a
+function of V and H Hᵀ alone; its Cholesky factor is R, its diagonal is λ², and U is
+overwritten in place by Y R⁻¹. Cost 4 D B K + 2 D K² + 2 D min(B², K² + B K) flops.
+"""
+
+import torch
+from torch import Tensor
+
+from dome.linalg import Products, cholesky_in_order, products
+from dome.trackers.basis import Basis
+from dome.trackers.intake import Intake
+from dome.trackers.protocol import Update
+
+INDEPENDENT = 0.01  # a column with less of its own than this (squared) costs two digits
+
+
+class StreamingPower:
+    """The paper's tracker: a power iteration on the average centred covariance.
+
+    The first update has rank at most B − 1. Directions beyond that are arbitrary, as they
+    are with any QR, and keep the weight that Algorithm 2 gives them;
+    ``effective_rank`` says how much of the basis is still owed to them.
+
+    Args:
+        dim: Number of parameters D.
+        rank: Number of directions K.
+        forget: None averages all batches (the paper); a number in (0, 1) is the weight of
+            the newest batch instead.
+        oversample: Track this many directions more, and remove the leading K left
+            singular vectors of Y.
+        dtype: What the basis is stored in: float32, float64, or bfloat16 with float32
+            arithmetic.
+        device: Where the basis lives.
+        generator: Source of the initial basis. Without one, a fixed seed is used.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        rank: int,
+        *,
+        forget: float | None = None,
+        oversample: int = 0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self._intake = Intake(dim, rank, forget)
+        self._tall = Basis(dim, rank, oversample, dtype, device, generator)
+        self._tall.start_random()
+        width = self._tall.width
+        self._norms = torch.ones(width, dtype=torch.float64, device=device)
+        # NᵀN where U = (data) + A N: how much of each column is owed to arbitrary
+        # directions A, those of the random start and those that a deficient QR made up.
+        self._arbitrary = torch.eye(width, dtype=torch.float64, device=device)
+        self.last_update: Update | None = None
+
+    @torch.no_grad()
+    def update(self, grads: Tensor, scale: float = 1.0) -> None:
+        """Fold the samples ``scale * grads``, shape (B, D), into the estimate.
+
+        A batch with a value that is not finite, or of one sample, is left out and counted.
+        """
+        if not self._intake.admits(grads):
+            return
+        B, width = len(grads), self._tall.width
+        # H Hᵀ costs 2 D B² flops; without it Y has to be written out and multiplied.
+        pairwise = B * B <= width * (width + B)
+        self._tall.check_orthogonality(self._intake.num_updates)
+        seen = products(self._tall.U, grads, scale, pairwise=pairwise)
+        if not seen.is_finite():
+            self._intake.skip("a sample is not finite")
+            return
+        past, newest = self._intake.weights()
+        self._intake.num_updates += 1
+        s, a = past * self._norms, newest / B
+        if seen.is_constant(grads.dtype):
+            self._norms = s  # W = 0: no direction turns
+            self.last_update = self._tall.update_of(seen, None, None)
+            return
+        step = self._step_from_products if pairwise else self._step_from_columns
+        step(grads, scale, seen, s, a)
+
+    def _step_from_products(
+        self, G: Tensor, scale: float, seen: Products, s: Tensor, a: float
+    ) -> None:
+        """R from V and H Hᵀ, then one pass that overwrites U."""
+        V, K = seen.V, seen.K
+        VV = V.T @ V
+        C = (
+            torch.diag(s.square())
+            + a * (s[:, None] * VV + VV * s)
+            + a * a * (V.T @ K @ V)
+        )
+        inverse, empty, shaky = self._factor(C, G)
+        P, M = s[:, None] * inverse, a * (V @ inverse)
+        self._tall.recombine_(P, G, M * scale)
+        if shaky:
+            self._tall.orthonormalize_(self._intake.num_updates, empty)
+            self.last_update = self._tall.update_of(seen, P, M, G, scale)
+        else:
+            self.last_update = self._tall.update_of(seen, P, M)
+        self._account(P, empty)
+
+    def _step_from_columns(
+        self, G: Tensor, scale: float, seen: Products, s: Tensor, a: float
+    ) -> None:
+        """Y written over U, R from its own Gram matrix, then U = Y R⁻¹."""
+        self._tall.recombine_(torch.diag(s), G, a * scale * seen.V)
+        inverse, empty, shaky = self._factor(self._tall.gram(), G)
+        self._tall.recombine_(inverse)
+        if shaky:
+            self._tall.orthonormalize_(self._intake.num_updates, empty)
+        P, M = s[:, None] * inverse, a * (seen.V @ inverse)
+        self.last_update = self._tall.update_of(seen, P, M, G, scale)
+        self._account(P, empty)
+
+    def _factor(self, C: Tensor, G: Tensor) -> tuple[Tensor, Tensor, bool]:
+        """R⁻¹ of Y from its Gram matrix; which columns Y leaves open; is it shaky."""
+        norms = C.diagonal().clamp(min=0.0).sqrt()
+        self._norms = norms
+        safe = torch.where(norms > 0, norms, 1.0)
+        # Without a past, Y has no more directions than a centred batch has.
+        most = len(G) - 1 if self._intake.num_updates == 1 else None
+        inverse, left = cholesky_in_order(
+            C / safe[:, None] / safe, self._tall.floor, most
+        )
+        empty = left <= self._tall.floor
+        R_inverse = inverse / safe[:, None]
+        if self._tall.oversample:
+            self._tall.select_leading(C, R_inverse)
+        return R_inverse, empty, bool((left < INDEPENDENT).any())
+
+    def _account(self, P: Tensor, empty: Tensor) -> None:
+        owed = P.T @ self._arbitrary @ P
+        owed[empty, :] = 0
+        owed[:, empty] = 0
+        self._arbitrary = owed + torch.diag(empty.to(owed.dtype))
+
+    @property
+    def basis(self) -> Tensor:
+        """U, orthonormal columns, shape (D, K)."""
+        return self._tall.leading()
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """Column norms of Y (Algorithm 2's Λ), shape (K,); ones before any update."""
+        return self._tall.leading_eigenvalues(self._norms)
+
+    @property
+    def effective_rank(self) -> float:
+        """How many of the tracked directions are owed to samples and not to chance."""
+        owed = float(self._arbitrary.trace().clamp(0.0, self._tall.width))
+        return self._tall.width - owed
+
+    @property
+    def num_skipped(self) -> int:
+        """Batches left out: not finite, or of one sample."""
+        return self._intake.num_skipped
+
+    @property
+    def orthogonality_error(self) -> float:
+        """Largest entry of |UᵀU − I| when it was last measured."""
+        return self._tall.orthogonality_error
+
+    @torch.no_grad()
+    def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:
+        """g − strength · U Uᵀ g for a gradient of shape (D,)."""
+        return self._tall.project_out(gradient, strength)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to go on bit for bit, as tensors."""
+        own = {"norms": self._norms, "arbitrary": self._arbitrary}
+        return self._tall.state_dict() | self._intake.state_dict() | own
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state of the same dimension and rank."""
+        self._tall.load_state_dict(state)
+        self._intake.load_state_dict(state)
+        self._norms = state["norms"].to(self._norms, copy=True)
+        self._arbitrary = state["arbitrary"].to(self._arbitrary, copy=True)
+        self.last_update = None

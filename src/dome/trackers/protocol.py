@@ -1,0 +1,53 @@
+"""What a tracker is, and what it tells about an update."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one update saw, in tensors that are still on the device.
+
+    Attributes:
+        captured: ‖Uᵀ g_b‖² of every sample with the updated basis, shape (B,).
+        total: ‖g_b‖² of every sample, shape (B,).
+        drift: Root mean square sine of the angles between the old and the new subspace.
+    """
+
+    captured: Tensor
+    total: Tensor
+    drift: Tensor
+
+
+class Tracker(Protocol):
+    """Follows the leading eigenspace of the centred covariance of a stream of samples."""
+
+    num_skipped: int
+    orthogonality_error: float
+    last_update: Update | None
+
+    def update(self, grads: Tensor, scale: float = 1.0) -> None:
+        """Fold the samples ``scale * grads``, shape (B, D), into the estimate."""
+
+    @property
+    def basis(self) -> Tensor:
+        """U, the directions to remove, shape (D, K)."""
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """Variance along each direction, shape (K,)."""
+
+    @property
+    def effective_rank(self) -> float:
+        """How many of the K directions the samples have determined so far."""
+
+    def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:
+        """g − strength · U Uᵀ g, shape (D,)."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to go on bit for bit, as tensors."""
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state of the same dimension and rank."""

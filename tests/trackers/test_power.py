@@ -1,0 +1,90 @@
+import pytest
+import torch
+from reference import fraction, projector_distance, update_sub
+from streams import decaying_stream
+
+from dome.trackers import StreamingPower
+
+
+@pytest.mark.parametrize(
+    ("dim", "rank", "num_samples"),
+    [(120, 10, 32), (120, 10, 12), (120, 10, 300), (40, 30, 64), (20, 20, 50)],
+    ids=["B>k", "B=k+2", "B>>k", "k near d", "k=d"],
+)
+def test_two_hundred_updates_agree_with_algorithm_two(rng, dim, rank, num_samples):
+    tracker = StreamingPower(dim, rank, dtype=torch.float64)
+    U, lam = tracker.basis.clone(), torch.ones(rank, dtype=torch.float64)
+    for t, G in enumerate(decaying_stream(rng, dim, num_samples, 200), start=1):
+        tracker.update(G)
+        U, lam = update_sub(U, lam, G, t)
+        assert projector_distance(U, tracker.basis) < 1e-9
+        torch.testing.assert_close(tracker.eigenvalues, lam)
+
+
+@pytest.mark.parametrize(("dim", "rank", "num_samples"), [(120, 20, 8), (30, 25, 6)])
+def test_a_batch_smaller_than_the_rank_agrees_where_it_determines_the_subspace(
+    rng, dim, rank, num_samples
+):
+    tracker = StreamingPower(dim, rank, dtype=torch.float64)
+    U, lam = tracker.basis.clone(), torch.ones(rank, dtype=torch.float64)
+    for t, G in enumerate(decaying_stream(rng, dim, num_samples, 200), start=1):
+        tracker.update(G)
+        U, lam = update_sub(U, lam, G, t)
+        torch.testing.assert_close(tracker.eigenvalues, lam)
+        if t == 1:
+            r = num_samples - 1
+            assert projector_distance(U[:, :r], tracker.basis[:, :r]) < 1e-9
+            # The other columns are arbitrary: from here on let both have the same ones.
+            U = tracker.basis.clone()
+        assert projector_distance(U, tracker.basis) < 1e-9
+
+
+def test_an_oversampled_basis_is_the_leading_left_singular_space_of_y(rng):
+    tracker = StreamingPower(60, 4, oversample=4, dtype=torch.float64)
+    U, lam = tracker._tall.U.clone(), torch.ones(8, dtype=torch.float64)
+    for t, G in enumerate(decaying_stream(rng, 60, 20, 30), start=1):
+        past = (t - 1) / t * U @ torch.diag(lam) if t > 1 else 0
+        H = G - G.mean(dim=0)
+        Y = past + H.T @ (H @ U) / len(G) / (t if t > 1 else 1)
+        U, lam = update_sub(U, lam, G, t)
+        tracker.update(G)
+        leading, values, _ = torch.linalg.svd(Y, full_matrices=False)
+        assert projector_distance(leading[:, :4], tracker.basis) < 1e-9
+        torch.testing.assert_close(tracker.eigenvalues, values[:4])
+
+
+def test_oversampling_captures_more_than_the_same_rank_without(rng):
+    batches = list(decaying_stream(rng, 300, 8, 40, decay=0.3))
+    plain = StreamingPower(300, 5, dtype=torch.float64)
+    wide = StreamingPower(300, 5, oversample=15, dtype=torch.float64)
+    for G in batches:
+        plain.update(G)
+        wide.update(G)
+    G = torch.cat(batches)
+    assert fraction(wide.basis, G) > fraction(plain.basis, G)
+
+
+def test_effective_rank_starts_at_b_minus_one_and_grows_to_the_rank(rng):
+    tracker = StreamingPower(400, 20, dtype=torch.float64)
+    seen = []
+    for G in decaying_stream(rng, 400, 6, 200):
+        tracker.update(G)
+        seen.append(tracker.effective_rank)
+    assert seen[0] == 5
+    assert all(
+        later > earlier - 1e-9 for earlier, later in zip(seen, seen[1:], strict=False)
+    )
+    assert seen[-1] > 19
+
+
+def test_forget_weighs_the_newest_batch(rng):
+    batches = list(decaying_stream(rng, 50, 20, 3))
+    tracker = StreamingPower(50, 5, forget=0.25, dtype=torch.float64)
+    U, lam = tracker.basis.clone(), None
+    for t, G in enumerate(batches, start=1):
+        H = G - G.mean(dim=0)
+        W = H.T @ (H @ U) / len(G)
+        Y = W if t == 1 else 0.75 * U * lam + 0.25 * W
+        U, lam = torch.linalg.qr(Y)[0], Y.norm(dim=0)
+        tracker.update(G)
+        assert projector_distance(U, tracker.basis) < 1e-9
