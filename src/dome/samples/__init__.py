@@ -1,1 +1,41 @@
-"""."""
+"""Where gradient samples come from: captured rows, micro-batches, Opacus."""
+
+from torch import nn
+
+from dome.layout import Layout
+from dome.samples.capture import PerSample
+from dome.samples.functional import per_sample_gradients
+from dome.samples.microbatch import MicroBatch
+from dome.samples.opacus import OpacusSamples, carries_grad_sample
+from dome.samples.protocol import SampleSource
+
+__all__ = [
+    "MicroBatch",
+    "OpacusSamples",
+    "PerSample",
+    "SampleSource",
+    "per_sample_gradients",
+    "source_for",
+]
+
+KINDS = ("per_sample", "microbatch")
+
+
+def source_for(
+    kind: str, model: nn.Module, layout: Layout, *, batch_dim: int | None = None
+) -> SampleSource:
+    """The source of samples by its name; a model under Opacus' hooks is recognised.
+
+    Args:
+        kind: "per_sample" or "microbatch".
+        model: The model to watch.
+        layout: Its tracked parameters.
+        batch_dim: The dimension of the input that enumerates the samples, if not 0.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"samples must be one of {KINDS}, got {kind!r}")
+    if kind == "microbatch":
+        return MicroBatch(model, layout)
+    if carries_grad_sample(model):
+        return OpacusSamples(model, layout)
+    return PerSample(model, layout, batch_dim=batch_dim)

@@ -1,0 +1,147 @@
+"""Per-sample gradients from the user's own ``backward()``, whatever the model is made of.
+
+While the model's forward runs, a ``TorchFunctionMode`` sees every operation. Where
+samples meet a tracked parameter, a rule runs the operation as an autograd function
+whose backward writes per-sample gradients (B, *parameter) into the rows (B, D) and
+returns their sum, so that the batch gradient is not computed a second time. The model
+is not wrapped and nothing is hung on its parameters.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dome.layout import Layout
+from dome.samples.axis import Axis
+from dome.samples.refuse import check_capturable
+from dome.samples.rows import Rows
+from dome.samples.rules import ALWAYS, PASSIVE, rule_for
+from dome.samples.trace import Call, Trace, tensors, unpacked
+
+
+class PerSample:
+    """One row for each sample of a batch: the gradient of its term of the loss.
+
+    The model must treat samples independently: batch norm in training mode does not.
+
+    Args:
+        model: Hooks are registered on it, and nothing else.
+        layout: The tracked parameters.
+        batch_dim: The dimension of the model's input that enumerates the samples;
+            the first, if not given.
+    """
+
+    def __init__(
+        self, model: nn.Module, layout: Layout, *, batch_dim: int | None = None
+    ) -> None:
+        check_capturable(model)
+        self.rows = Rows(layout)
+        self._batch_dim = batch_dim or 0
+        self._active = True
+        self._depth = 0
+        self._watching = False
+        bags = [m for m in model.modules() if isinstance(m, nn.EmbeddingBag)]
+        self._mode = _Watch(layout, self.rows, bags)
+        self._handles = (
+            model.register_forward_pre_hook(self._enter, with_kwargs=True),
+            model.register_forward_hook(self._leave, always_call=True),
+        )
+
+    def arm(self, active: bool) -> None:
+        """Choose whether forward passes from now on are captured."""
+        self._active = active
+
+    def take(self) -> Tensor | None:
+        """The rows (B, D) of all backward passes since the last call; see the protocol."""
+        return self.rows.take()
+
+    def discard(self) -> None:
+        """Forget what was captured since the last ``take()``."""
+        self.rows.discard()
+
+    def detach(self) -> None:
+        """Remove the hooks. Graphs already built still hold what they captured."""
+        for handle in self._handles:
+            handle.remove()
+        self.discard()
+
+    def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+        # A model that calls itself is watched from the outermost call on.
+        self._depth += 1
+        if self._depth > 1 or not self._active or not torch.is_grad_enabled():
+            return
+        self.rows.drop_stale()
+        self._mode.begin(unpacked((args, kwargs)), self._batch_dim)
+        self.rows.forward_seen = True
+        self._mode.__enter__()
+        self._watching = True
+
+    def _leave(self, *_: object) -> None:
+        self._depth = max(self._depth - 1, 0)
+        if self._depth == 0 and self._watching:
+            self._watching = False
+            self._mode.__exit__(None, None, None)
+
+
+class _Watch(TorchFunctionMode):
+    """Sees every operation of a forward pass and passes it to its rule."""
+
+    def __init__(self, layout: Layout, rows: Rows, bags: list[nn.EmbeddingBag]) -> None:
+        super().__init__()
+        self._bags = bags
+        self._trace = Trace(layout, rows, resume=lambda: self)
+
+    def begin(self, inputs: object, batch_dim: int) -> None:
+        """Start a forward pass whose input tensors lie somewhere inside ``inputs``."""
+        found = list(tensors(inputs))
+        if not found or found[0].ndim <= batch_dim:
+            raise RuntimeError(
+                f"the model's input has no dimension {batch_dim} to find the samples in; "
+                'pass tensors to model(...), or use samples="microbatch"'
+            )
+        batch = found[0].shape[batch_dim]
+        offsets = _offsets(found) if self._bags else None
+        if offsets is not None:
+            batch = len(offsets) - self._bags[0].include_last_offset
+        self._trace.begin(batch)
+        for t in found:
+            axis = _input_axis(t, batch, batch_dim)
+            if axis is not None or t is offsets:
+                self._trace.mark_axis(t, axis)
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        kwargs = kwargs or {}
+        batched, derived = self._trace.sort(args, kwargs)
+        if not batched and not derived:
+            return func(*args, **kwargs)
+        call = Call(func, args, kwargs, batched, derived)
+        meets = batched and derived and func not in PASSIVE and torch.is_grad_enabled()
+        if meets or func in ALWAYS:
+            out = rule_for(func)(self._trace, call, *args, **kwargs)
+        else:
+            out = func(*args, **kwargs)
+        self._trace.note(call, args[0] if call.in_place else out)
+        return out
+
+
+def _input_axis(t: Tensor, batch: int, batch_dim: int) -> Axis | None:
+    """Where an input holds the samples, None for one that holds none (a mask, say)."""
+    places = [dim for dim, size in enumerate(t.shape) if size == batch]
+    if batch_dim in places:
+        return Axis(batch_dim, batch)
+    return Axis(places[0], batch) if len(places) == 1 else None
+
+
+def _offsets(inputs: list[Tensor]) -> Tensor | None:
+    """The offsets of ``(indices, offsets)``, both 1-D: a sample is a bag, not an index."""
+    pair = [t for t in inputs[:2] if t.ndim == 1 and not t.is_floating_point()]
+    return pair[1] if len(pair) == 2 else None

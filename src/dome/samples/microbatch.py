@@ -1,0 +1,82 @@
+"""Micro-batches as samples: what each ``backward()`` adds to ``.grad`` is one row.
+
+Works with any model, batch norm and torch.compile included, and costs one copy of the
+gradient for each call of ``backward()``.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dome.layout import Layout
+from dome.samples.engine import current_backward, has_gradient, reaches
+from dome.samples.refuse import is_compiled
+from dome.samples.trace import tensors, unpacked
+
+
+class MicroBatch:
+    """One row for each ``backward()`` call since the last step.
+
+    Args:
+        model: A forward hook is registered on it, and nothing else.
+        layout: The tracked parameters.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        self._layout = layout
+        self._active = True
+        self._rows: list[Tensor] = []
+        self._backward = -1
+        self._clean = False
+        self._before: Tensor | None = None
+        hook: Any = self._watch
+        if any(is_compiled(module) for module in model.modules()):
+            hook = torch.compiler.disable(hook)
+        self._handle = model.register_forward_hook(hook)
+
+    def arm(self, active: bool) -> None:
+        """Choose whether backward passes of forwards from now on are captured."""
+        self._active = active
+
+    def take(self) -> Tensor | None:
+        """One row (N, D) for each backward pass; see the protocol."""
+        rows, self._rows = self._rows, []
+        return torch.stack(rows) if rows else None
+
+    def discard(self) -> None:
+        """Forget what was captured since the last ``take()``."""
+        self._rows = []
+
+    def detach(self) -> None:
+        """Remove the hook."""
+        self._handle.remove()
+        self.discard()
+
+    def _watch(self, _: nn.Module, __: Any, output: Any) -> None:  # noqa: ANN401
+        if not self._active or not torch.is_grad_enabled():
+            return
+        self._clean = not any(has_gradient(p) for p in self._layout.parameters)
+        if self._clean:
+            self._rows = []
+        for t in tensors(unpacked(output)):
+            if t.requires_grad:
+                t.register_hook(self._begin)
+
+    def _begin(self, _: Tensor) -> None:
+        """The first gradient of a backward pass has arrived at the model's output."""
+        fills = any(reaches(p) for p in self._layout.parameters)
+        if self._backward == current_backward() or not fills:
+            return
+        self._backward = current_backward()
+        if not any(has_gradient(p) for p in self._layout.parameters):
+            self._rows, self._clean = [], True
+        # A penalty on the parameters may have reached .grad already: where the forward
+        # pass found it empty, all of it belongs to this sample.
+        self._before = None if self._clean else self._layout.gather()
+        self._clean = False
+        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        after = self._layout.gather()
+        self._rows.append(after if self._before is None else after - self._before)

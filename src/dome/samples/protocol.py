@@ -1,0 +1,26 @@
+"""What the filter asks of a source of gradient samples. B samples, D parameters."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class SampleSource(Protocol):
+    """Collects gradient samples from the user's own ``backward()`` calls."""
+
+    def arm(self, active: bool) -> None:
+        """Choose whether forward passes from now on are captured (at first they are)."""
+
+    def take(self) -> Tensor | None:
+        """Hand over the samples since the last call as rows (B, D), and forget them.
+
+        The rows sum to the gradient that ``backward()`` put in ``.grad``; for a mean
+        loss a sample's own gradient is its row times B. The tensor may be reused: it
+        is valid until the next ``backward()``. None if nothing was captured.
+        """
+
+    def discard(self) -> None:
+        """Forget what was captured since the last ``take()``."""
+
+    def detach(self) -> None:
+        """Remove every hook from the model."""

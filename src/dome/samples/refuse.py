@@ -1,0 +1,44 @@
+"""Models whose samples cannot be captured, refused by name before training starts."""
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def check_capturable(model: nn.Module) -> None:
+    """Raise ``ValueError`` if per-sample gradients of this model cannot be captured."""
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    for name, module in model.named_modules():
+        where = f"layer {name!r}" if name else "the model"
+        if isinstance(module, wrappers):
+            raise ValueError(
+                f"{where} is a {type(module).__name__}: attach to the module inside it, "
+                "before it is wrapped"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{where} is a TorchScript module, whose operations cannot be seen: use "
+                'the Python module, or samples="microbatch"'
+            )
+        if is_compiled(module):
+            raise ValueError(
+                f"{where} is compiled by torch.compile, whose operations cannot be seen: "
+                'use the model as it was before torch.compile, or samples="microbatch"'
+            )
+        if isinstance(module, _BatchNorm) and module.training:
+            raise ValueError(mixes_samples(where))
+
+
+def mixes_samples(where: str) -> str:
+    """The sentence for batch norm in training mode."""
+    return (
+        f"{where} is batch norm in training mode, which mixes the samples of a batch: "
+        'replace it by GroupNorm, call .eval() on it, or use samples="microbatch"'
+    )
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calls of this module run code that torch.compile made."""
+    # By name: importing torch._dynamo costs a second that most users need not pay.
+    compiled = type(module).__name__ == "OptimizedModule"
+    return compiled or getattr(module, "_compiled_call_impl", None) is not None

@@ -1,0 +1,121 @@
+"""The captured rows: one (B, D) buffer a backward pass, kept from step to step.
+
+All that one ``backward()`` contributes for batches of one size lands in one group;
+groups wait, one below the other, until ``take()`` hands them over.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dome.layout import Layout, Slot
+from dome.samples.engine import current_backward, has_gradient
+
+
+class Group:
+    """The rows of one backward pass, filled one parameter at a time."""
+
+    def __init__(self, buffer: Tensor, num_rows: int) -> None:
+        self.buffer = buffer
+        self.rows = buffer[:num_rows]
+        self.written: set[int] = set()
+
+    def view(self, slot: Slot) -> Tensor:
+        """The columns of a parameter, shape (B, *parameter)."""
+        columns = self.rows[:, slot.start : slot.stop]
+        return columns.view(len(columns), *slot.shape)
+
+    def add(self, slot: Slot, grads: Tensor) -> None:
+        """Write a first contribution (B, *parameter), add a later one."""
+        if slot.start in self.written:
+            self.view(slot).add_(grads)
+        else:
+            self.view(slot).copy_(grads)
+            self.written.add(slot.start)
+
+
+class Rows:
+    """Groups of rows waiting to be taken, and the buffers they are written into."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        # Set while rows are wanted of autograd.grad(), which leaves .grad alone.
+        self.functional = False
+        self.forward_seen = False
+        self._groups: dict[tuple[int, int], Group] = {}
+        self._spare: list[Tensor] = []
+
+    def group(self, batch: int) -> Group:
+        """The group of the backward pass that is running now."""
+        task = current_backward()
+        found = self._groups.get((task, batch))
+        if found is None:
+            if all(task != known for known, _ in self._groups):
+                self.drop_stale()
+            found = self._groups[task, batch] = Group(self._buffer(batch), batch)
+        return found
+
+    def drop_stale(self) -> None:
+        """Forget waiting groups whose gradient was thrown away by ``zero_grad()``."""
+        if self._groups and not any(has_gradient(p) for p in self.layout.parameters):
+            self._recycle()
+
+    def take(self, grads: Sequence[Tensor | None] | None = None) -> Tensor | None:
+        """All waiting rows (B, D), unwritten parameters as zeros; None without any.
+
+        Args:
+            grads: The gradients that the rows must account for; ``.grad`` by default.
+        """
+        forward_seen, self.forward_seen = self.forward_seen, False
+        if forward_seen or self._groups:
+            self._check_complete(grads or [p.grad for p in self.layout.parameters])
+        groups = list(self._groups.values())
+        for group in groups:
+            for slot in self.layout.slots:
+                if slot.start not in group.written:
+                    group.view(slot).zero_()
+        self._recycle()
+        if not groups:
+            return None
+        if len(groups) == 1:
+            return groups[0].rows
+        return torch.cat([group.rows for group in groups])
+
+    def discard(self) -> None:
+        """Forget the waiting rows and that a forward pass was seen."""
+        self.forward_seen = False
+        self._recycle()
+
+    def _recycle(self) -> None:
+        self._spare += [group.buffer for group in self._groups.values()]
+        self._groups.clear()
+
+    def _buffer(self, batch: int) -> Tensor:
+        like = self.layout.parameters[0]
+        dtype = like.dtype
+        for p in self.layout.parameters:
+            dtype = torch.promote_types(dtype, p.dtype)
+        for i, spare in enumerate(self._spare):
+            # A short last batch borrows the head of the full-size buffer.
+            if len(spare) >= batch and (spare.dtype, spare.device) == (
+                dtype,
+                like.device,
+            ):
+                return self._spare.pop(i)
+        self._spare.clear()
+        return like.new_empty(
+            (batch, self.layout.dim), dtype=dtype, requires_grad=False
+        )
+
+    def _check_complete(self, grads: Sequence[Tensor | None]) -> None:
+        written = set().union(*(group.written for group in self._groups.values()))
+        for grad, slot in zip(grads, self.layout.slots, strict=True):
+            if slot.start not in written and grad is not None and grad.any():
+                raise RuntimeError(
+                    f"parameter {slot.name!r} has a gradient that no captured sample "
+                    "accounts for: it was used outside model(...), under activation "
+                    "checkpointing, inside a torch.autograd.Function of its own, or its "
+                    ".grad was set by hand. Call the model itself, switch checkpointing "
+                    'off, or use samples="microbatch"'
+                )

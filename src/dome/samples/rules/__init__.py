@@ -1,0 +1,77 @@
+"""One rule for each operation in which samples meet a parameter, in one table.
+
+A rule is called as ``rule(trace, call, *args, **kwargs)`` with the operation's own
+arguments and returns the operation's own result.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+
+from dome.samples.flow import BROADCASTING, operations
+from dome.samples.rules.attention import attention
+from dome.samples.rules.broadcast import assign, broadcast, concatenate
+from dome.samples.rules.conv import conv, conv_transpose
+from dome.samples.rules.embedding import embedding, embedding_bag
+from dome.samples.rules.fallback import fallback
+from dome.samples.rules.linear import addmm, linear, matmul
+from dome.samples.rules.norm import (
+    batch_norm,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    rms_norm,
+)
+from dome.samples.rules.recurrent import gru, gru_cell, lstm, lstm_cell, rnn, rnn_cell
+
+Rule = Callable[..., Any]
+
+RULES: dict[Callable[..., Any], Rule] = {
+    F.linear: linear,
+    F.conv1d: conv,
+    F.conv2d: conv,
+    F.conv3d: conv,
+    F.conv_transpose1d: conv_transpose,
+    F.conv_transpose2d: conv_transpose,
+    F.conv_transpose3d: conv_transpose,
+    F.group_norm: group_norm,
+    F.layer_norm: layer_norm,
+    F.rms_norm: rms_norm,
+    F.instance_norm: instance_norm,
+    F.batch_norm: batch_norm,
+    F.embedding: embedding,
+    F.embedding_bag: embedding_bag,
+    F.multi_head_attention_forward: attention,
+    torch._VF.lstm: lstm,
+    torch._VF.gru: gru,
+    torch._VF.rnn_tanh: rnn,
+    torch._VF.rnn_relu: rnn,
+    torch._VF.lstm_cell: lstm_cell,
+    torch._VF.gru_cell: gru_cell,
+    torch._VF.rnn_tanh_cell: rnn_cell,
+    torch._VF.rnn_relu_cell: rnn_cell,
+    torch.Tensor.__setitem__: assign,
+    **dict.fromkeys(operations("matmul", "mm", "__matmul__"), matmul),
+    **dict.fromkeys(operations("addmm"), addmm),
+    **dict.fromkeys(operations("cat", "concat", "concatenate", "stack"), concatenate),
+    **dict.fromkeys(BROADCASTING, broadcast),
+}
+
+# These run their rule even if no parameter of theirs is tracked: they may mix samples.
+ALWAYS = frozenset([F.batch_norm])
+
+# Samples and parameters may meet here: only a shape or a type is taken from one of them.
+PASSIVE = frozenset(
+    operations(
+        *("type_as", "expand_as", "view_as", "reshape_as", "to", "is_same_size"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__"),
+        *("__gt__", "__ge__", "isclose", "allclose", "equal", "new_tensor"),
+    )
+)
+
+
+def rule_for(func: Callable[..., Any]) -> Rule:
+    """The rule of an operation; one that has none is run for each sample by vmap."""
+    return RULES.get(func, fallback)

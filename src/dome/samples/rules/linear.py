@@ -1,0 +1,112 @@
+"""Linear and matmul: G[b] = Σ_t δ[b, t] a[b, t]ᵀ over the positions t of sample b."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor
+from torch.autograd import Function
+
+from dome.samples.axis import Axis
+from dome.samples.rules.fallback import fallback
+from dome.samples.rules.site import Site
+from dome.samples.sink import apply, first_order
+from dome.samples.trace import Call, Trace
+
+# Up to so many positions a sample, one more product is cheaper than reading the rows
+# again to sum them.
+_FEW_POSITIONS = 16
+
+
+def linear(
+    trace: Trace,
+    _: Call,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """``F.linear``: input (..., in), weight (out, in)."""
+    axis = trace.axis(input)
+    if axis is None or axis.dim == input.ndim - 1 or weight.ndim != 2:
+        raise trace.lost(f"a linear map of {tuple(input.shape)}", weight, bias)
+    return linear_along(trace, axis, input, weight, bias)
+
+
+def linear_along(
+    trace: Trace, axis: Axis, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Captured ``F.linear`` of x (..., in) whose samples lie along ``axis``."""
+    site = Site(axis, trace.sink(weight), trace.sink(bias))
+    out: Tensor = apply(_Linear, x, weight, bias, site)
+    trace.mark_axis(out, axis)
+    return out
+
+
+def matmul(trace: Trace, call: Call, input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
+    """``x @ W`` with W (in, out); any other product is left to vmap."""
+    axis = trace.axis(input)
+    plain = other.ndim == 2 and axis is not None and axis.dim < input.ndim - 1
+    if axis is None or not plain or trace.sink(other) is None:
+        return fallback(trace, call, *call.args, **call.kwargs)
+    out: Tensor = apply(
+        _Linear, input, other, None, Site(axis, trace.sink(other), None, True)
+    )
+    trace.mark_axis(out, axis)
+    return out
+
+
+def addmm(
+    trace: Trace,
+    call: Call,
+    input: Tensor,  # noqa: A002
+    mat1: Tensor,
+    mat2: Tensor,
+    **scales: float,
+) -> Tensor:
+    """``torch.addmm(bias, x, W)``."""
+    if scales or trace.axis(mat1) is None:
+        return fallback(trace, call, *call.args, **call.kwargs)
+    with trace.resume():
+        return torch.matmul(mat1, mat2) + input
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, site: Site
+    ) -> Tensor:
+        out = torch.matmul(x, weight) if site.transposed else F.linear(x, weight, bias)
+        # Under autocast the product was taken in the type of the result.
+        ctx.save_for_backward(x.to(out.dtype), weight.to(out.dtype))
+        ctx.site = site
+        return out
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        x, weight = ctx.saved_tensors
+        site: Site = ctx.site
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = delta.matmul(weight.T if site.transposed else weight)
+        d, a = site.axis.samples_first(delta), site.axis.samples_first(x)
+        if site.transposed:
+            d, a = a, d
+        if ctx.needs_input_grad[1] and site.wants_weight():
+            dw = _weight_gradient(site, d, a)
+        if ctx.needs_input_grad[2] and site.wants_bias():
+            db = site.bias_total(d.sum(1))
+        return dx, dw, db, None
+
+
+def _weight_gradient(site: Site, d: Tensor, a: Tensor) -> Tensor:
+    """Store d[b]ᵀ a[b] of d (B, T, out) and a (B, T, in); their sum over b."""
+    product = torch.mul if d.shape[1] == 1 else torch.bmm
+    if site.weight is not None:
+        room = site.weight.room(d.dtype)
+        grads = product(d.transpose(1, 2), a, out=room)
+        if room is None:
+            site.weight.put(grads)
+        if d.shape[1] > _FEW_POSITIONS:
+            return grads.sum(0)
+    return d.flatten(0, 1).T @ a.flatten(0, 1)

@@ -1,0 +1,207 @@
+"""Normalisations: G_weight[b] = Σ δ x̂ and G_bias[b] = Σ δ over the positions of b."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (torch's own convention)
+from torch import Tensor
+from torch.autograd import Function
+
+from dome.samples.refuse import mixes_samples
+from dome.samples.rules.broadcast import scale_and_shift
+from dome.samples.rules.site import Site
+from dome.samples.sink import apply, first_order
+from dome.samples.trace import Call, Trace
+
+
+def group_norm(
+    trace: Trace,
+    _: Call,
+    input: Tensor,  # noqa: A002
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``F.group_norm``: input (N, C, ...)."""
+    axis = trace.axis(input)
+    if axis is None or axis.dim != 0:
+        raise trace.lost(f"a group norm of {tuple(input.shape)}", weight, bias)
+    site = Site(axis, trace.sink(weight), trace.sink(bias))
+    x = _autocast_input(input).contiguous()
+    out: Tensor = apply(_GroupNorm, x, weight, bias, site, num_groups, eps)
+    trace.mark_axis(out, axis)
+    return out
+
+
+def layer_norm(
+    trace: Trace,
+    _: Call,
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``F.layer_norm``: input (..., *normalized_shape)."""
+    axis = trace.axis(input)
+    if axis is None or axis.dim >= input.ndim - len(normalized_shape):
+        raise trace.lost(f"a layer norm of {tuple(input.shape)}", weight, bias)
+    site = Site(axis, trace.sink(weight), trace.sink(bias))
+    x = _autocast_input(input)
+    out: Tensor = apply(_LayerNorm, x, weight, bias, site, list(normalized_shape), eps)
+    trace.mark_axis(out, axis)
+    return out
+
+
+def rms_norm(
+    trace: Trace,
+    _: Call,
+    input: Tensor,  # noqa: A002
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """``F.rms_norm``, its weight applied on its own."""
+    axis = trace.axis(input)
+    if axis is None or axis.dim >= input.ndim - len(normalized_shape):
+        raise trace.lost(f"an RMS norm of {tuple(input.shape)}", weight)
+    x = F.rms_norm(input, list(normalized_shape), None, eps)
+    return scale_and_shift(trace, axis, x, weight, None, input.ndim)
+
+
+def instance_norm(
+    trace: Trace,
+    _: Call,
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *rest: Any,  # noqa: ANN401 (use_input_stats, momentum, eps)
+    **options: Any,  # noqa: ANN401
+) -> Tensor:
+    """``F.instance_norm``, its weight and bias applied on their own."""
+    axis = trace.axis(input)
+    if axis is None or axis.dim != 0:
+        raise trace.lost(f"an instance norm of {tuple(input.shape)}", weight, bias)
+    x = F.instance_norm(input, running_mean, running_var, None, None, *rest, **options)
+    return scale_and_shift(trace, axis, x, weight, bias, 2)
+
+
+def batch_norm(
+    trace: Trace,
+    _: Call,
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``F.batch_norm`` with running statistics; with the batch's own it is refused."""
+    statistics = running_mean, running_var
+    if not torch.is_grad_enabled():
+        affine = (weight, bias, training, momentum, eps)
+        return F.batch_norm(input, *statistics, *affine)
+    if training:
+        name = trace.name(weight, bias).rpartition(".")[0]
+        raise RuntimeError(mixes_samples(f"layer {name!r}"))
+    axis = trace.axis(input)
+    if axis is None or axis.dim != 0:
+        raise trace.lost(f"a batch norm of {tuple(input.shape)}", weight, bias)
+    x = F.batch_norm(input, *statistics, None, None, False, momentum, eps)
+    return scale_and_shift(trace, axis, x, weight, bias, 2)
+
+
+def _autocast_input(x: Tensor) -> Tensor:
+    """On CUDA, autocast runs these norms in float32; on CPU it leaves them alone."""
+    kind = x.device.type
+    return x.float() if kind == "cuda" and torch.is_autocast_enabled(kind) else x
+
+
+class _GroupNorm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        site: Site,
+        num_groups: int,
+        eps: float,
+    ) -> Tensor:
+        num, channels = x.shape[:2]
+        sizes = (num, channels, x[0, 0].numel(), num_groups)
+        out, mean, rstd = torch.native_group_norm(x, weight, bias, *sizes, eps)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.site, ctx.sizes = site, sizes
+        return out
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        x, weight, mean, rstd = ctx.saved_tensors
+        site: Site = ctx.site
+        delta = delta.contiguous()
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.ops.aten.native_group_norm_backward(
+                delta, x, mean, rstd, weight, *ctx.sizes, [True, False, False]
+            )[0]
+        num, channels, _, groups = ctx.sizes
+        sums = delta.reshape(num, channels, -1).sum(2, dtype=rstd.dtype)
+        if ctx.needs_input_grad[1] and site.wants_weight():
+            # Σ δ x̂ = (Σ δ x − mean Σ δ) rstd: x̂ is never formed.
+            products = (delta * x).reshape(num, channels, -1).sum(2, dtype=rstd.dtype)
+            each = (num, groups, channels // groups)
+            rows = products.view(each) - sums.view(each) * mean[:, :, None]
+            rows = (rows * rstd[:, :, None]).view(num, channels)
+            dw = site.weight_total(site.axis.fold(rows))
+        if ctx.needs_input_grad[2] and site.wants_bias():
+            db = site.bias_total(site.axis.fold(sums))
+        return dx, dw, db, None, None, None
+
+
+class _LayerNorm(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        site: Site,
+        shape: list[int],
+        eps: float,
+    ) -> Tensor:
+        out, mean, rstd = torch.native_layer_norm(x, shape, weight, bias, eps)
+        ctx.save_for_backward(x, weight, bias, mean, rstd)
+        ctx.site, ctx.shape = site, shape
+        return out
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        x, weight, bias, mean, rstd = ctx.saved_tensors
+        site: Site = ctx.site
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            mask = [True, False, False]
+            dx = torch.ops.aten.native_layer_norm_backward(
+                delta, x, ctx.shape, mean, rstd, weight, bias, mask
+            )[0]
+        if ctx.needs_input_grad[1] and site.wants_weight():
+            products = (x - mean).mul_(rstd).mul_(delta)
+            dw = site.weight_total(_by_sample(site, products, ctx.shape))
+        if ctx.needs_input_grad[2] and site.wants_bias():
+            db = site.bias_total(_by_sample(site, delta, ctx.shape))
+        return dx, dw, db, None, None, None
+
+
+def _by_sample(site: Site, x: Tensor, shape: list[int]) -> Tensor:
+    """Sum x (..., *shape) over the positions of each sample, shape (B, *shape)."""
+    flat = x.flatten(-len(shape))
+    return site.axis.samples_first(flat).sum(1).view(-1, *shape)

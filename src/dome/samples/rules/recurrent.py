@@ -1,0 +1,252 @@
+"""Recurrent layers as explicit time loops, to the fused kernels' own equations.
+
+The input projection of all time steps is one captured linear map. The hidden one is
+applied step by step with the weight held constant, and its gradient is captured once
+for the whole sequence: a tensor of zeros, added to what each step projects, receives
+every step's δ in its backward, where one batched product makes the rows.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from dome.samples.axis import Axis
+from dome.samples.rules.linear import linear_along
+from dome.samples.rules.site import Site
+from dome.samples.sink import apply, first_order
+from dome.samples.trace import Call, Trace
+
+State = tuple[Tensor, ...]
+Step = Callable[[Tensor, Tensor, State], State]
+
+
+def lstm_step(x: Tensor, h: Tensor, state: State) -> State:
+    """New (hidden, cell) from the projected input and hidden state, (N, 4H) each."""
+    i, f, g, o = (x + h).chunk(4, 1)
+    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def gru_step(x: Tensor, h: Tensor, state: State) -> State:
+    """New (hidden,) from the projected input and hidden state, (N, 3H) each."""
+    (xr, xz, xn), (hr, hz, hn) = x.chunk(3, 1), h.chunk(3, 1)
+    z = (xz + hz).sigmoid()
+    n = (xn + (xr + hr).sigmoid() * hn).tanh()
+    return (n + z * (state[0] - n),)
+
+
+def tanh_step(x: Tensor, h: Tensor, _: State) -> State:
+    """New (hidden,) of a plain recurrent layer."""
+    return ((x + h).tanh(),)
+
+
+def relu_step(x: Tensor, h: Tensor, _: State) -> State:
+    """New (hidden,) of a plain recurrent layer with ReLU."""
+    return ((x + h).relu(),)
+
+
+def lstm(trace: Trace, call: Call, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+    """``torch.lstm`` of padded input."""
+    return _layers(trace, call, lstm_step, args, tuple(args[1]))
+
+
+def gru(trace: Trace, call: Call, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+    """``torch.gru`` of padded input."""
+    return _layers(trace, call, gru_step, args, (args[1],))
+
+
+def rnn(trace: Trace, call: Call, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+    """``torch.rnn_tanh`` and ``torch.rnn_relu`` of padded input."""
+    step = relu_step if call.func == torch._VF.rnn_relu else tanh_step
+    return _layers(trace, call, step, args, (args[1],))
+
+
+def lstm_cell(trace: Trace, call: Call, x: Tensor, state: Any, *weights: Any) -> State:  # noqa: ANN401
+    """``torch.lstm_cell``."""
+    return _cell(trace, call, lstm_step, x, tuple(state), weights)
+
+
+def gru_cell(trace: Trace, call: Call, x: Tensor, h: Tensor, *weights: Any) -> Tensor:  # noqa: ANN401
+    """``torch.gru_cell``."""
+    return _cell(trace, call, gru_step, x, (h,), weights)[0]
+
+
+def rnn_cell(trace: Trace, call: Call, x: Tensor, h: Tensor, *weights: Any) -> Tensor:  # noqa: ANN401
+    """``torch.rnn_tanh_cell`` and ``torch.rnn_relu_cell``."""
+    step = relu_step if call.func == torch._VF.rnn_relu_cell else tanh_step
+    return _cell(trace, call, step, x, (h,), weights)[0]
+
+
+def _cell(
+    trace: Trace,
+    call: Call,
+    step: Step,
+    x: Tensor,
+    state: State,
+    weights: Sequence[Any],
+) -> State:
+    w_ih, w_hh, b_ih, b_hh = (*weights, None, None)[:4]
+    axis = trace.axis(x)
+    if axis is None or axis.dim != 0:
+        raise trace.lost(f"a recurrent cell of {tuple(x.shape)}", *call.derived)
+    new = step(
+        linear_along(trace, axis, x, w_ih, b_ih),
+        linear_along(trace, axis, state[0], w_hh, b_hh),
+        state,
+    )
+    for t in new:
+        trace.mark_axis(t, axis)
+    return new
+
+
+def _layers(
+    trace: Trace, call: Call, step: Step, args: Sequence[Any], state: State
+) -> tuple[Tensor, ...]:
+    """Stacked, possibly bidirectional layers: (output, final states ...)."""
+    if not isinstance(args[3], bool):
+        raise trace.lost("a packed sequence holds them", *call.derived)
+    x, _, weights, biases, layers, dropout, training, both_ways, batch_first = args
+    axis, batch_dim = trace.axis(x), 0 if batch_first else 1
+    if axis is None or axis.dim != batch_dim:
+        problem = (
+            f"a recurrent layer with batch_first={batch_first} of {tuple(x.shape)}, "
+            f"not batched along dimension {batch_dim}"
+        )
+        raise trace.lost(problem, *call.derived)
+    x, axis = (x.transpose(0, 1) if batch_first else x), axis.moved(1)
+    ways = 2 if both_ways else 1
+    each = len(weights) // (layers * ways)
+    finals: list[State] = []
+    for layer in range(layers):
+        outputs = []
+        for way in range(ways):
+            i = layer * ways + way
+            own = _Weights.of(weights[i * each : (i + 1) * each], biases)
+            start = tuple(s[i] for s in state)
+            out, final = _run(trace, step, axis, x, start, own, backwards=way == 1)
+            outputs.append(out)
+            finals.append(final)
+        x = torch.cat(outputs, -1) if both_ways else outputs[0]
+        if dropout and training and layer < layers - 1:
+            x = torch.dropout(x, dropout, True)
+    last = [torch.stack(states) for states in zip(*finals, strict=True)]
+    for t in last:
+        trace.mark_axis(t, axis)
+    x = x.transpose(0, 1) if batch_first else x
+    trace.mark_axis(x, axis.moved(batch_dim))
+    return (x, *last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The weights of one direction of one layer."""
+
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor | None
+    b_hh: Tensor | None
+    w_hr: Tensor | None
+
+    @classmethod
+    def of(cls, weights: Sequence[Tensor], biases: bool) -> "_Weights":
+        """From torch's flat list: two weights, two biases if any, an LSTM projection."""
+        w_ih, w_hh, *rest = weights
+        b_ih, b_hh = rest[:2] if biases else (None, None)
+        rest = rest[2:] if biases else rest
+        return cls(w_ih, w_hh, b_ih, b_hh, rest[0] if rest else None)
+
+
+def _run(
+    trace: Trace,
+    step: Step,
+    axis: Axis,
+    x: Tensor,
+    state: State,
+    weights: _Weights,
+    backwards: bool,
+) -> tuple[Tensor, State]:
+    """One direction of one layer over x (T, N, in): outputs (T, N, H), final state."""
+    projected = linear_along(trace, axis, x, weights.w_ih, weights.b_ih)
+    hidden = _Repeated.on(trace, axis, x, weights.w_hh, weights.b_hh)
+    shrink = (
+        _Repeated.on(trace, axis, x, weights.w_hr, None)
+        if weights.w_hr is not None
+        else None
+    )
+    outputs: list[Tensor] = []
+    times = range(len(x))
+    inputs = projected.unbind(0)
+    for t in reversed(times) if backwards else times:
+        h, *cell = step(inputs[t], hidden(state[0], t), state)
+        state = (h if shrink is None else shrink(h, t), *cell)
+        outputs.append(state[0])
+    out = torch.stack(outputs[::-1] if backwards else outputs)
+    trace.mark_axis(out, axis)
+    return out, state
+
+
+class _Repeated:
+    """A linear map applied once a time step, captured once for all of them."""
+
+    def __init__(
+        self, injected: Tensor, weight: Tensor, bias: Tensor | None, seen: "_Seen"
+    ) -> None:
+        self._injected = injected.unbind(0)
+        self._weight = weight.detach().T
+        self._bias = None if bias is None else bias.detach()
+        self._seen = seen
+
+    @classmethod
+    def on(
+        cls, trace: Trace, axis: Axis, x: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> "_Repeated":
+        """For the time steps and samples of x (T, N, in)."""
+        seen = _Seen(Site(axis, trace.sink(weight), trace.sink(bias)))
+        shape = (*x.shape[:2], len(weight))
+        return cls(apply(_Injected, weight, bias, seen, shape), weight, bias, seen)
+
+    def __call__(self, h: Tensor, t: int) -> Tensor:
+        """The map of h (N, in) at time t."""
+        self._seen.inputs[t] = h.detach()
+        out = h @ self._weight + self._injected[t]
+        return out if self._bias is None else out + self._bias
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the map was applied to, by time step."""
+
+    site: Site
+    inputs: dict[int, Tensor] = field(default_factory=dict)
+
+
+class _Injected(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        weight: Tensor,
+        bias: Tensor | None,
+        seen: _Seen,
+        shape: tuple[int, ...],
+    ) -> Tensor:
+        ctx.seen = seen
+        return weight.new_zeros(shape)
+
+    @staticmethod
+    @first_order
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        seen: _Seen = ctx.seen
+        site = seen.site
+        d = site.axis.samples_first(delta)
+        dw = db = None
+        if ctx.needs_input_grad[0] and site.wants_weight():
+            inputs = torch.stack([seen.inputs[t] for t in range(len(delta))])
+            a = site.axis.samples_first(inputs)
+            dw = site.weight_total(torch.bmm(d.mT, a))
+        if ctx.needs_input_grad[1] and site.wants_bias():
+            db = site.bias_total(d.sum(1))
+        return dw, db, None, None

@@ -1,0 +1,224 @@
+"""What the capture knows about the tensors of a forward pass.
+
+A tensor that depends on the model's input is *batched* and has an axis of samples. One
+that depends on tracked parameters but on no input is a *derived* weight. Everything
+else is a constant. Tensors are remembered weakly, by identity.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from dome.layout import Layout
+from dome.samples.axis import Axis
+from dome.samples.flow import follow, operations
+from dome.samples.rows import Rows
+from dome.samples.sink import Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """Depends on the model's input; the axis is None where sight of it was lost."""
+
+    axis: Axis | None
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """Computed from tracked parameters alone.
+
+    Attributes:
+        sources: The parameters.
+        unexpanded: What it was expanded from, if it is an expansion.
+    """
+
+    sources: tuple[nn.Parameter, ...]
+    unexpanded: Tensor | None = None
+
+
+Origin = Batched | Derived
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operation on its way to torch, with the tensors among its arguments sorted."""
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    batched: list[Tensor]
+    derived: list[Tensor]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the operation writes to its first argument."""
+        name = self.func.__name__
+        return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
+
+
+_WRITING = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
+
+
+class Trace:
+    """The origins of the tensors alive, and the way back into the capture.
+
+    Args:
+        layout: The tracked parameters.
+        rows: Where their per-sample gradients go.
+        resume: Context in which operations are seen by the capture again; inside a
+            rule they are not.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        rows: Rows,
+        resume: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.layout = layout
+        self.rows = rows
+        self.resume = resume
+        self.batch = 0
+        self._parameters = {id(p): Derived((p,)) for p in layout.parameters}
+        self._known: dict[int, tuple[weakref.ref[Tensor], Origin]] = {}
+
+    def begin(self, batch: int) -> None:
+        """Start a forward pass of ``batch`` samples."""
+        self.batch = batch
+        # What an earlier pass left behind (a carried hidden state) is still batched.
+        self._known = {k: v for k, v in self._known.items() if v[0]() is not None}
+
+    def origin(self, t: Tensor) -> Origin | None:
+        """Where a tensor comes from, None for a constant."""
+        found = self._known.get(id(t))
+        if found is not None and found[0]() is t:
+            return found[1]
+        if not t.requires_grad:
+            return None
+        parameter = self._parameters.get(id(t))
+        if parameter is None and not t.is_leaf:
+            # Made before the pass began, as a cached parametrization is.
+            return Derived(self.layout.parameters)
+        return parameter
+
+    def mark(self, t: Tensor, origin: Origin) -> None:
+        """Remember where a tensor comes from."""
+        self._known[id(t)] = (weakref.ref(t), origin)
+
+    def mark_axis(self, t: Tensor, axis: Axis | None) -> None:
+        """Remember where a tensor holds its samples."""
+        self.mark(t, Batched(axis))
+
+    def axis(self, t: Tensor) -> Axis | None:
+        """Where a tensor holds samples, None if it does not or nobody knows."""
+        origin = self.origin(t)
+        return origin.axis if isinstance(origin, Batched) else None
+
+    def sink(self, t: Tensor | None) -> Sink | None:
+        """Where the per-sample gradient of a weight goes, None if it is not tracked."""
+        origin = None if t is None else self.origin(t)
+        if t is None or not isinstance(origin, Derived):
+            return None
+        return Sink(self.rows, t, origin.sources, self.batch)
+
+    def name(self, *weights: Tensor | None) -> str:
+        """The first tracked parameter behind these weights, as the user calls it."""
+        for t in weights:
+            origin = None if t is None else self.origin(t)
+            if isinstance(origin, Derived):
+                return self.layout.slot_of[id(origin.sources[0])].name
+        return "a weight"
+
+    def lost(self, problem: str, *weights: Tensor | None) -> RuntimeError:
+        """The error for a call whose samples cannot be told apart."""
+        return RuntimeError(
+            f"cannot tell the {self.batch} samples apart where parameter "
+            f"{self.name(*weights)!r} is used: {problem}. If the batch is not the first "
+            "dimension of the model's input, pass batch_dim=...; otherwise use "
+            'samples="microbatch"'
+        )
+
+    def note(self, call: "Call", out: Any) -> None:  # noqa: ANN401 (any operation's)
+        """Remember what the results of an operation that ran depend on."""
+        if call.batched:
+            known = [(t, a) for t in call.batched if (a := self.axis(t)) is not None]
+            for t in tensors(out):
+                if call.in_place or not self._is_known(t):
+                    self.mark_axis(t, self._followed(call, known, t))
+        elif call.derived:
+            sources = {id(p): p for t in call.derived for p in self._sources(t)}
+            origin = Derived(tuple(sources.values()), _unexpanded(call, out))
+            for t in tensors(out):
+                if t.requires_grad and id(t) not in self._parameters:
+                    self.mark(t, origin)
+
+    def sort(self, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:  # noqa: ANN401
+        """The batched and the derived tensors among the arguments."""
+        batched, derived = [], []
+        for t in tensors((args, kwargs) if kwargs else args):
+            origin = self.origin(t)
+            if isinstance(origin, Batched):
+                batched.append(t)
+            elif origin is not None:
+                derived.append(t)
+        return batched, derived
+
+    def _sources(self, t: Tensor) -> tuple[nn.Parameter, ...]:
+        origin = self.origin(t)
+        return origin.sources if isinstance(origin, Derived) else ()
+
+    def _is_known(self, t: Tensor) -> bool:
+        found = self._known.get(id(t))
+        return found is not None and found[0]() is t
+
+    def _followed(
+        self, call: "Call", known: list[tuple[Tensor, Axis]], out: Tensor
+    ) -> Axis | None:
+        if not known:
+            return None
+        axis = follow(call.func, call.args, call.kwargs, *known[0], out, self.axis)
+        return axis if axis is not None and axis.fits(out.shape) else None
+
+
+def tensors(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 (arguments of any operation)
+    """Every tensor inside nested tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _inside(value.values())
+    elif isinstance(value, tuple | list):
+        yield from _inside(value)
+
+
+def _inside(values: Iterable[Any]) -> Iterator[Tensor]:
+    for value in values:
+        yield from tensors(value)
+
+
+def unpacked(value: Any) -> Any:  # noqa: ANN401 (whatever a model takes)
+    """Nested tuples, mappings and dataclasses as lists and dicts."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return [unpacked(getattr(value, field.name)) for field in fields(value)]
+    if isinstance(value, Mapping):
+        return {key: unpacked(v) for key, v in value.items()}
+    if isinstance(value, tuple | list):
+        return [unpacked(v) for v in value]
+    return value
+
+
+_EXPANDING = frozenset(
+    operations("expand", "expand_as", "broadcast_to", "repeat", "tile")
+)
+
+
+def _unexpanded(call: Call, out: Any) -> Tensor | None:  # noqa: ANN401 (any result)
+    """What a result was expanded from, without copying different parts of it."""
+    if call.func not in _EXPANDING or not isinstance(call.args[0], Tensor):
+        return None
+    base: Tensor = call.args[0]
+    sizes = zip(reversed(base.shape), reversed(out.shape), strict=False)
+    return base if all(old in (1, new) for old, new in sizes) else None

@@ -1,0 +1,44 @@
+import pytest
+import torch
+from samples.cases import LAYERS, PARAMETERS, SEQUENCES, TIME_FIRST, built
+from samples.loop import per_sample_loop, sum_loss, tensors_in
+from torch.testing import assert_close
+
+from dome.layout import Layout
+from dome.samples import PerSample
+
+CASES = {
+    **{
+        f"{name}": (make, 0)
+        for name, make in {**LAYERS, **SEQUENCES, **PARAMETERS}.items()
+    },
+    **{f"{name} time first": (make, 1) for name, make in TIME_FIRST.items()},
+}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+# Torch's own remark on even kernels, from the plain model.
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize(("make", "batch_dim"), CASES.values(), ids=CASES.keys())
+def test_rows_gradient_and_output_are_those_of_plain_torch(make, batch_dim):
+    plain, model, inputs = built(make)
+    expected = plain(*inputs)
+    sum_loss(expected).backward()
+
+    source = PerSample(model, Layout(model), batch_dim=batch_dim)
+    output = model(*inputs)
+    sum_loss(output).backward()
+    rows = source.take()
+    source.detach()
+
+    assert_close(tensors_in(output), tensors_in(expected))
+    assert_close(
+        [p.grad for p in model.parameters()], [p.grad for p in plain.parameters()]
+    )
+    assert_close(rows, per_sample_loop(model, inputs, batch_dim))
