@@ -1,4 +1,4 @@
-"""Per-sample gradients from the user's own ``backward()``, whatever the model is made of.
+"""Per-sample gradients from the user's own ``backward()``, whatever the model is.
 
 While the model's forward runs, a ``TorchFunctionMode`` sees every operation. Where
 samples meet a tracked parameter, a rule runs the operation as an autograd function
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from dome.layout import Layout
 from dome.samples.axis import Axis
-from dome.samples.refuse import check_capturable
+from dome.samples.refuse import check_capturable, check_not_checkpointed
 from dome.samples.rows import Rows
 from dome.samples.rules import ALWAYS, PASSIVE, rule_for
 from dome.samples.trace import Call, Trace, tensors, unpacked
@@ -44,7 +44,7 @@ class PerSample:
         self._depth = 0
         self._watching = False
         bags = [m for m in model.modules() if isinstance(m, nn.EmbeddingBag)]
-        self._mode = _Watch(layout, self.rows, bags)
+        self._mode = _Watch(model, layout, self.rows, bags)
         self._handles = (
             model.register_forward_pre_hook(self._enter, with_kwargs=True),
             model.register_forward_hook(self._leave, always_call=True),
@@ -68,6 +68,10 @@ class PerSample:
             handle.remove()
         self.discard()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copied or pickled model takes its hooks along; there they must do nothing.
+        return _inert, ()
+
     def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         # A model that calls itself is watched from the outermost call on.
         self._depth += 1
@@ -86,13 +90,26 @@ class PerSample:
             self._mode.__exit__(None, None, None)
 
 
+def _inert() -> PerSample:
+    source = object.__new__(PerSample)
+    source._active = source._watching = False
+    source._depth = 0
+    return source
+
+
 class _Watch(TorchFunctionMode):
     """Sees every operation of a forward pass and passes it to its rule."""
 
-    def __init__(self, layout: Layout, rows: Rows, bags: list[nn.EmbeddingBag]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        rows: Rows,
+        bags: list[nn.EmbeddingBag],
+    ) -> None:
         super().__init__()
         self._bags = bags
-        self._trace = Trace(layout, rows, resume=lambda: self)
+        self._trace = Trace(model, layout, rows, resume=lambda: self)
 
     def begin(self, inputs: object, batch_dim: int) -> None:
         """Start a forward pass whose input tensors lie somewhere inside ``inputs``."""
@@ -126,6 +143,7 @@ class _Watch(TorchFunctionMode):
         call = Call(func, args, kwargs, batched, derived)
         meets = batched and derived and func not in PASSIVE and torch.is_grad_enabled()
         if meets or func in ALWAYS:
+            check_not_checkpointed(self._trace.name(*derived))
             out = rule_for(func)(self._trace, call, *args, **kwargs)
         else:
             out = func(*args, **kwargs)

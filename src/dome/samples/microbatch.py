@@ -53,6 +53,10 @@ class MicroBatch:
         self._handle.remove()
         self.discard()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copied or pickled model takes its hooks along; there they must do nothing.
+        return _inert, ()
+
     def _watch(self, _: nn.Module, __: Any, output: Any) -> None:  # noqa: ANN401
         if not self._active or not torch.is_grad_enabled():
             return
@@ -80,3 +84,9 @@ class MicroBatch:
     def _end(self) -> None:
         after = self._layout.gather()
         self._rows.append(after if self._before is None else after - self._before)
+
+
+def _inert() -> MicroBatch:
+    source = object.__new__(MicroBatch)
+    source._active = False
+    return source

@@ -49,8 +49,8 @@ class Sink:
         self._dtype = weight.dtype
 
     def wanted(self) -> bool:
-        """Whether the backward pass that is running now is to fill ``.grad``."""
-        return any(reaches(p, self._rows.functional) for p in self._sources)
+        """Whether the backward pass that is running now needs the weight's gradient."""
+        return any(reaches(p, functional=True) for p in self._sources)
 
     def room(self, dtype: torch.dtype, zero: bool = False) -> Tensor | None:
         """Space (B, *weight) to write into, None if the rows must go through ``put``.
@@ -60,7 +60,7 @@ class Sink:
             zero: Clear the space first, to add to it; then it is offered for later
                 contributions too.
         """
-        if self._edge is not None:
+        if self._edge is not None or not self._recorded():
             return None
         group = self._rows.group(self._batch)
         slot = self._rows.layout.slot_of[id(self._sources[0])]
@@ -73,15 +73,22 @@ class Sink:
 
     def put(self, grads: Tensor) -> None:
         """Store per-sample gradients (B, *weight) that ``room`` had no space for."""
+        sources = self._recorded()
+        if not sources:
+            return
         group, slot_of = self._rows.group(self._batch), self._rows.layout.slot_of
         if self._edge is None:
             group.add(slot_of[id(self._sources[0])], grads)
             return
-        sources = [p for p in self._sources if reaches(p, self._rows.functional)]
         pulled = _pull_back(self._edge, sources, grads.to(self._dtype))
         for p, rows in zip(sources, pulled, strict=True):
             if rows is not None:
                 group.add(slot_of[id(p)], rows)
+
+    def _recorded(self) -> list[nn.Parameter]:
+        """The sources whose rows are kept: autograd.grad() alone fills no ``.grad``."""
+        functional = self._rows.functional
+        return [p for p in self._sources if reaches(p, functional)]
 
 
 def _pull_back(

@@ -67,6 +67,7 @@ class Trace:
     """The origins of the tensors alive, and the way back into the capture.
 
     Args:
+        model: To name a layer that has no tracked parameter.
         layout: The tracked parameters.
         rows: Where their per-sample gradients go.
         resume: Context in which operations are seen by the capture again; inside a
@@ -75,10 +76,12 @@ class Trace:
 
     def __init__(
         self,
+        model: nn.Module,
         layout: Layout,
         rows: Rows,
         resume: Callable[[], AbstractContextManager[Any]],
     ) -> None:
+        self._model = weakref.ref(model)
         self.layout = layout
         self.rows = rows
         self.resume = resume
@@ -126,12 +129,20 @@ class Trace:
         return Sink(self.rows, t, origin.sources, self.batch)
 
     def name(self, *weights: Tensor | None) -> str:
-        """The first tracked parameter behind these weights, as the user calls it."""
+        """The first parameter or buffer behind these tensors, as the user calls it."""
         for t in weights:
             origin = None if t is None else self.origin(t)
             if isinstance(origin, Derived):
                 return self.layout.slot_of[id(origin.sources[0])].name
-        return "a weight"
+        model = self._model()
+        for name, buffer in model.named_buffers() if model is not None else ():
+            if any(buffer is t for t in weights):
+                return name
+        return "?"
+
+    def layer(self, *weights: Tensor | None) -> str:
+        """The layer that owns the first parameter or buffer behind these tensors."""
+        return f"layer {self.name(*weights).rpartition('.')[0]!r}"
 
     def lost(self, problem: str, *weights: Tensor | None) -> RuntimeError:
         """The error for a call whose samples cannot be told apart."""

@@ -100,11 +100,10 @@ def _reduced(values: Tensor, keep: Tensor | None, mode: str) -> Tensor:
 
 
 def _refuse(trace: Trace, weight: Tensor, by_frequency: bool, sparse: bool) -> None:
-    name = trace.name(weight).rpartition(".")[0]
     for refused, option in ((sparse, "sparse"), (by_frequency, "scale_grad_by_freq")):
         if refused:
             raise RuntimeError(
-                f"embedding {name!r} has {option}=True, which per-sample gradients do not "
+                f"{trace.layer(weight)} has {option}=True, which per-sample gradients do not "
                 f'support: construct it with {option}=False, or use samples="microbatch"'
             )
 

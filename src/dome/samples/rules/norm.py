@@ -108,8 +108,7 @@ def batch_norm(
         affine = (weight, bias, training, momentum, eps)
         return F.batch_norm(input, *statistics, *affine)
     if training:
-        name = trace.name(weight, bias).rpartition(".")[0]
-        raise RuntimeError(mixes_samples(f"layer {name!r}"))
+        raise RuntimeError(mixes_samples(trace.layer(weight, bias, *statistics)))
     axis = trace.axis(input)
     if axis is None or axis.dim != 0:
         raise trace.lost(f"a batch norm of {tuple(input.shape)}", weight, bias)

@@ -1,0 +1,366 @@
+import copy
+import gc
+import pickle
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+from dome.layout import Layout
+from dome.samples import PerSample
+from samples.loop import per_sample_loop, sum_loss
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
+
+
+@pytest.fixture
+def source(model):
+    source = PerSample(model, Layout(model))
+    yield source
+    source.detach()
+
+
+def backward(model, x):
+    sum_loss(model(x)).backward()
+
+
+def test_rows_sum_to_the_gradient_for_a_mean_loss(model, source):
+    x, y = torch.randn(5, 3), torch.randint(2, (5,))
+    F.cross_entropy(model(x), y).backward()
+    rows = source.take()
+    assert_close(rows.sum(0), Layout(model).gather())
+    source.detach()
+    for i in range(5):
+        (expected,) = per_sample_loop(
+            model, [x[i : i + 1]], loss=lambda z, i=i: F.cross_entropy(z, y[i : i + 1])
+        )
+        assert_close(5 * rows[i], expected)
+
+
+def test_take_hands_over_and_forgets(model, source):
+    backward(model, torch.randn(4, 3))
+    assert source.take().shape == (4, 26)
+    model.zero_grad()
+    assert source.take() is None
+
+
+def test_one_buffer_is_kept_from_step_to_step(model, source):
+    places = set()
+    for size in (6, 6, 4, 6):
+        model.zero_grad()
+        backward(model, torch.randn(size, 3))
+        rows = source.take()
+        assert rows.shape == (size, 26)
+        places.add(rows.data_ptr())
+    assert len(places) == 1
+
+
+def test_reused_buffer_does_not_remember_a_layer_that_is_skipped(model, source):
+    x = torch.randn(4, 3)
+    backward(model, x)
+    source.take()
+    model.zero_grad()
+    model[0].requires_grad_(False)
+    backward(model, x)
+    rows = source.take()
+    assert_close(rows[:, :16], torch.zeros(4, 16))
+    assert rows[:, 16:].abs().sum() > 0
+
+
+def test_accumulated_batches_are_stacked_even_if_uneven(model, source):
+    x = torch.randn(7, 3)
+    backward(model, x[:4])
+    backward(model, x[4:])
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x]))
+
+
+def test_forwards_of_equal_size_before_one_backward_add_row_by_row(model, source):
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    (sum_loss(model(x)) + sum_loss(model(y))).backward()
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x]) + per_sample_loop(model, [y]))
+
+
+def test_forwards_of_unequal_size_before_one_backward_are_stacked(model, source):
+    x, y = torch.randn(4, 3), torch.randn(2, 3)
+    (sum_loss(model(x)) + sum_loss(model(y))).backward()
+    rows = source.take()
+    source.detach()
+    each = [per_sample_loop(model, [x]), per_sample_loop(model, [y])]
+    assert sorted([len(each[0]), len(each[1])]) == [2, 4]
+    order = each if torch.allclose(rows[:4], each[0]) else each[::-1]
+    assert_close(rows, torch.cat(order))
+
+
+def test_backward_twice_through_one_graph_gives_two_groups(model, source):
+    loss = sum_loss(model(torch.randn(4, 3)))
+    loss.backward(retain_graph=True)
+    loss.backward()
+    rows = source.take()
+    assert_close(rows[:4], rows[4:])
+    assert_close(rows.sum(0), Layout(model).gather())
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_rows_of_a_skipped_step_are_dropped_after_zero_grad(model, source, set_to_none):
+    backward(model, torch.randn(4, 3))
+    model.zero_grad(set_to_none=set_to_none)
+    x = torch.randn(3, 3)
+    backward(model, x)
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x]))
+
+
+def test_zero_grad_between_forward_and_backward_drops_the_rows_before(model, source):
+    backward(model, torch.randn(4, 3))
+    loss = sum_loss(model(torch.randn(3, 3)))
+    model.zero_grad()
+    loss.backward()
+    assert len(source.take()) == 3
+
+
+def test_discard_forgets(model, source):
+    backward(model, torch.randn(4, 3))
+    source.discard()
+    model.zero_grad()
+    assert source.take() is None
+
+
+def test_unarmed_passes_cost_and_leave_nothing(model, source):
+    source.arm(False)
+    output = model(torch.randn(4, 3))
+    assert "Linear" not in type(output.grad_fn).__name__
+    sum_loss(output).backward()
+    assert source.take() is None
+    source.arm(True)
+    model.zero_grad()
+    backward(model, torch.randn(4, 3))
+    assert len(source.take()) == 4
+
+
+def test_evaluation_passes_between_steps_leave_no_trace(model, source):
+    x = torch.randn(4, 3)
+    loss = sum_loss(model(x))
+    with torch.no_grad():
+        model(torch.randn(9, 3))
+    model.eval()
+    with torch.inference_mode():
+        model(torch.randn(8, 3))
+    model(torch.randn(7, 3))
+    model.train()
+    loss.backward()
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x]))
+
+
+def test_a_graph_that_is_dropped_is_freed(model, source):
+    output = model(torch.randn(4, 3))
+    sources = [weakref.ref(output), weakref.ref(output.grad_fn)]
+    del output
+    gc.collect()
+    assert [ref() for ref in sources] == [None, None]
+
+
+def test_input_gradients_are_plain(model, source):
+    x = torch.randn(4, 3, requires_grad=True)
+    backward(model, x)
+    found = x.grad.clone()
+    source.detach()
+    assert_close(found, torch.autograd.grad(sum_loss(model(x)), x)[0])
+
+
+def test_gradients_asked_of_autograd_grad_are_not_rows(model, source):
+    x = torch.randn(4, 3, requires_grad=True)
+    loss = sum_loss(model(x))
+    torch.autograd.grad(loss, x, retain_graph=True)
+    torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    loss.backward()
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x.detach()]))
+
+
+def test_backward_into_chosen_inputs_captures_those_alone(model, source):
+    sum_loss(model(torch.randn(4, 3))).backward(inputs=[model[2].weight])
+    rows = source.take()
+    assert rows[:, 16:24].abs().sum() > 0
+    assert rows[:, :16].abs().sum() == rows[:, 24:].abs().sum() == 0
+
+
+def test_second_derivatives_are_refused_not_wrong(model, source):
+    x = torch.randn(4, 3, requires_grad=True)
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.square().sum().backward()
+
+
+def test_penalty_on_parameters_goes_to_the_gradient_and_not_to_the_rows(model, source):
+    x = torch.randn(4, 3)
+    penalty = sum(p.square().sum() for p in model.parameters())
+    (sum_loss(model(x)) + penalty).backward()
+    rows = source.take()
+    total = Layout(model).gather()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert_close(rows.sum(0) + 2 * weights, total)
+
+
+def test_hidden_state_carried_from_batch_to_batch():
+    class Carry(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.h = nn.GRUCell(3, 4), None
+
+        def forward(self, x):
+            self.h = self.cell(x, self.h)
+            return self.h
+
+    model = Carry()
+    x, y = torch.randn(2, 4, 3)
+    source = PerSample(model, Layout(model))
+    model(x)
+    sum_loss(model(y)).backward()
+    rows = source.take()
+    source.detach()
+
+    def both(pair):
+        return model.cell(pair[:, 1], model.cell(pair[:, 0]))
+
+    model.forward = both
+    assert_close(rows, per_sample_loop(model, [torch.stack([x, y], 1)]))
+
+
+def test_a_model_that_calls_itself_is_watched_once():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x, deep=True):
+            return self(self.layer(x).tanh(), False) if deep else self.layer(x)
+
+    model, x = Twice(), torch.randn(4, 3)
+    source = PerSample(model, Layout(model))
+    backward(model, x)
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x]))
+
+
+def test_an_error_in_forward_leaves_no_mode_behind(model, source):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.randn(4, 5))
+    assert torch._C._len_torch_function_stack() == 0
+    x = torch.randn(4, 3)
+    backward(model, x)
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x]))
+
+
+def test_detach_leaves_the_model_as_it_was(model):
+    before = pickle.dumps(model)
+    source = PerSample(model, Layout(model))
+    backward(model, torch.randn(4, 3))
+    source.take()
+    source.detach()
+    model.zero_grad()
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks_always_called
+    assert not model._forward_pre_hooks_with_kwargs
+    assert all(not p.__dict__ for p in model.parameters())
+    assert torch._C._len_torch_function_stack() == 0
+    assert pickle.dumps(model) == before
+
+
+def test_copies_of_an_attached_model_are_plain(model, source):
+    x = torch.randn(4, 3)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        backward(twin, x)
+        assert source.take() is None
+    backward(model, x)
+    assert_close([p.grad for p in twin.parameters()], [p.grad for p in model.parameters()])
+    assert len(source.take()) == 4
+
+
+def test_nothing_is_hung_on_parameters_and_state_dict_is_plain(model, source):
+    names = list(model.state_dict())
+    backward(model, torch.randn(4, 3))
+    assert list(model.state_dict()) == names
+    assert all(not p.__dict__ for p in model.parameters())
+
+
+def test_dropout_draws_what_a_plain_forward_draws():
+    model = nn.Sequential(
+        nn.Linear(6, 6), nn.Dropout(), nn.LSTM(6, 5, 2, dropout=0.5, batch_first=True)
+    )
+    x = torch.randn(4, 3, 6)
+    torch.manual_seed(7)
+    expected = model(x)[0]
+    source = PerSample(model, Layout(model))
+    torch.manual_seed(7)
+    found = model(x)[0]
+    source.detach()
+    assert_close(found, expected)
+
+
+def test_only_the_parameters_of_the_layout_are_captured(model):
+    layout = Layout(model, only=model[2].parameters())
+    source = PerSample(model, layout)
+    x = torch.randn(4, 3)
+    backward(model, x)
+    rows, grads = source.take(), [p.grad.clone() for p in model.parameters()]
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x])[:, 16:])
+    model.zero_grad()
+    backward(model, x)
+    assert_close(grads, [p.grad for p in model.parameters()])
+
+
+def test_gradient_clipping_and_weight_hooks_work_as_usual(model, source):
+    model[0].weight.register_hook(lambda g: 2 * g)
+    x = torch.randn(4, 3)
+    backward(model, x)
+    assert_close(model[0].weight.grad.flatten(), 2 * source.take()[:, :12].sum(0))
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def test_bags_given_by_offsets_are_the_samples():
+    class Text(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag, self.head = nn.EmbeddingBag(9, 3), nn.Linear(3, 2)
+
+        def forward(self, words, offsets):
+            return self.head(self.bag(words, offsets))
+
+    model, words = Text(), torch.randint(9, (11,))
+    offsets = torch.tensor([0, 2, 2, 6])
+    source = PerSample(model, Layout(model))
+    sum_loss(model(words, offsets)).backward()
+    rows, total = source.take(), Layout(model).gather()
+    source.detach()
+    assert_close(rows.sum(0), total)
+    for i, bag in enumerate([words[:2], words[:0], words[2:6], words[6:]]):
+        model.zero_grad()
+        sum_loss(model(bag, torch.tensor([0]))).backward()
+        assert_close(rows[i], Layout(model).gather())

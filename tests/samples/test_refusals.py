@@ -1,0 +1,171 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
+
+from dome.layout import Layout
+from dome.samples import PerSample, source_for
+from samples.cases import Then, vector
+
+
+def attach(model, **options):
+    return PerSample(model, Layout(model), **options)
+
+
+def test_batch_norm_in_training_mode_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    with pytest.raises(ValueError, match=r"'1'.*GroupNorm.*eval\(\).*microbatch"):
+        attach(model)
+
+
+def test_batch_norm_switched_to_training_later_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    attach(model)
+    model.train()
+    with pytest.raises(RuntimeError, match=r"'1'.*microbatch"):
+        model(torch.randn(4, 3))
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_batch_norm_without_parameters_is_refused_by_name():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, affine=False)).eval()
+    attach(model)
+    model.train()
+    with pytest.raises(RuntimeError, match=r"'1'.*microbatch"):
+        model(torch.randn(4, 3))
+
+
+def test_batch_norm_in_training_mode_still_runs_without_gradients():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    attach(model)
+    model.train()
+    with torch.no_grad():
+        assert model(torch.randn(4, 3)).shape == (4, 4)
+
+
+def test_compiled_models_are_refused_with_a_sentence():
+    with pytest.raises(ValueError, match=r"torch.compile.*microbatch"):
+        attach(torch.compile(nn.Linear(3, 2), backend="eager"))
+    model = nn.Sequential(nn.Linear(3, 2))
+    model[0].compile(backend="eager")
+    with pytest.raises(ValueError, match=r"'0' is compiled by torch.compile"):
+        attach(model)
+
+
+def test_data_parallel_wrappers_are_refused_with_a_sentence():
+    with pytest.raises(ValueError, match=r"DataParallel.*inside it"):
+        attach(nn.DataParallel(nn.Linear(3, 2)))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_script_modules_are_refused_with_a_sentence():
+    with pytest.raises(ValueError, match=r"TorchScript.*microbatch"):
+        attach(torch.jit.script(nn.Linear(3, 2)))
+
+
+@pytest.mark.parametrize("option", ["sparse", "scale_grad_by_freq"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_embedding_options_without_per_sample_meaning_are_refused(kind, option):
+    model = nn.Sequential(kind(5, 3, **{option: True}))
+    attach(model)
+    with pytest.raises(RuntimeError, match=rf"'0' has {option}=True.*{option}=False"):
+        model(torch.randint(5, (4, 2)))
+
+
+def test_time_first_layer_under_batch_first_input_names_layer_and_cure():
+    model = Then(lambda m, x: m.layer(x)[0], layer=nn.LSTM(3, 4))
+    attach(model)
+    with pytest.raises(RuntimeError, match=r"'layer.weight_ih_l0'.*batch_first.*batch_dim"):
+        model(torch.randn(5, 2, 3))
+
+
+def test_packed_sequences_are_refused_by_name():
+    def run(m, x):
+        packed = pack_padded_sequence(x, [4, 3, 2], batch_first=True)
+        return m.layer(packed)[0].data
+
+    model = Then(run, layer=nn.GRU(3, 4, batch_first=True))
+    attach(model)
+    with pytest.raises(RuntimeError, match=r"'layer.weight_ih_l0'.*packed.*microbatch"):
+        model(torch.randn(3, 4, 3))
+
+
+def test_samples_in_another_order_are_refused_not_mixed_up():
+    model = Then(lambda m, x: m.layer(x.flip(0)), layer=nn.Linear(3, 2))
+    attach(model)
+    with pytest.raises(RuntimeError, match=r"'layer.weight'.*microbatch"):
+        model(torch.randn(4, 3))
+
+
+def test_linear_over_the_batch_itself_is_refused():
+    model = Then(lambda m, x: m.layer(x.T), layer=nn.Linear(4, 2))
+    attach(model)
+    with pytest.raises(RuntimeError, match=r"'layer.weight'.*\(3, 4\).*batch_dim"):
+        model(torch.randn(4, 3))
+
+
+def test_parameter_that_does_not_line_up_is_named():
+    model = Then(lambda m, x: torch.cat([x, m.extra]), extra=vector(1, 3))
+    attach(model)
+    with pytest.raises(RuntimeError, match=r"'extra'.*concatenated"):
+        model(torch.randn(4, 3))
+
+
+def test_operation_that_cannot_be_split_by_sample_is_named():
+    class Opaque(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            return x * w
+
+        @staticmethod
+        def backward(ctx, delta):
+            return delta, delta.sum(0)
+
+    model = Then(lambda m, x: Opaque.apply(x, m.w), w=vector(3))
+    source = attach(model)
+    model(torch.randn(4, 3)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"'w' has a gradient that no captured sample"):
+        source.take()
+
+
+def test_use_outside_the_forward_pass_is_reported_by_name():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    source = attach(model)
+    x = torch.randn(4, 3)
+    (model(x).sum() + F.linear(x, model[0].weight).sum()).backward()
+    source.take()
+    model.zero_grad()
+    model[0](x).sum().backward()
+    assert source.take() is None
+    model.zero_grad()
+    (model(x).detach().sum() + model[0](x).sum()).backward()
+    with pytest.raises(RuntimeError, match=r"'0.weight'.*outside model.*microbatch"):
+        source.take()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing_is_reported_by_name(reentrant):
+    def run(m, x):
+        return m.head(checkpoint(m.layer, x, use_reentrant=reentrant))
+
+    model = Then(run, layer=nn.Linear(3, 4), head=nn.Linear(4, 2))
+    source = attach(model)
+    with pytest.raises(RuntimeError, match=r"'layer.weight'.*checkpoint"):  # noqa: PT012
+        model(torch.randn(4, 3, requires_grad=True)).sum().backward()
+        source.take()
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_input_without_a_batch_dimension_is_refused():
+    model = Then(lambda m, x: m.scale * x, scale=vector(3))
+    attach(model)
+    with pytest.raises(RuntimeError, match="no dimension 0"):
+        model(2.0)
+
+
+def test_unknown_kind_of_samples_is_refused():
+    model = nn.Linear(3, 2)
+    with pytest.raises(ValueError, match="'single'"):
+        source_for("single", model, Layout(model))
