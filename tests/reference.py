@@ -41,7 +41,7 @@ def offline_pca(batches, rank):
 
 
 def rank_k_update(U, lam, G, past, newest):
-    """Best rank-K approximation of past U diag(lam) U' + newest H'H/B, by explicit SVD."""
+    """Best rank-K part of past U diag(lam) U' + newest H'H/B, by explicit SVD."""
     H = center(G)
     M = torch.cat([U * (past * lam).sqrt(), H.T * (newest / len(G)) ** 0.5], dim=1)
     vectors, values, _ = torch.linalg.svd(M, full_matrices=False)
@@ -58,3 +58,36 @@ def gaussian_sketch(g, m, generator):
     """R'R g with R (m, d) drawn in full."""
     R = torch.randn(m, len(g), generator=generator, dtype=g.dtype) / m**0.5
     return R.T @ (R @ g)
+
+
+def per_sample_loop(model, loss_fn, x, y):
+    """One forward and backward a sample, rows in model.parameters() order."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    rows = []
+    for b in range(len(x)):
+        loss = loss_fn(model(x[b : b + 1]), y[b : b + 1])
+        grads = torch.autograd.grad(loss, params, allow_unused=True)
+        rows.append(
+            torch.cat(
+                [
+                    (torch.zeros_like(p) if g is None else g).reshape(-1)
+                    for p, g in zip(params, grads, strict=True)
+                ]
+            )
+        )
+    return torch.stack(rows)
+
+
+class Dome:
+    """Algorithm 1 of the paper up to the optimizer: literal samples, update, filter."""
+
+    def __init__(self, model, U):
+        self.model, self.U, self.t = model, U, 0
+        self.lam = torch.ones(U.shape[1], dtype=U.dtype)
+
+    def filtered(self, loss_fn, x, y):
+        G = per_sample_loop(self.model, loss_fn, x, y)
+        self.t += 1
+        self.U, self.lam = update_sub(self.U, self.lam, G, self.t)
+        g = G.mean(dim=0)
+        return g - self.U @ (self.U.T @ g)

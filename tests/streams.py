@@ -2,7 +2,7 @@ import torch
 
 
 def low_rank_stream(rng, dim, num_samples, num_batches, rank, noise=1e-3, mean=1.0):
-    """Samples around a mean, with variance in ``rank`` directions and little elsewhere."""
+    """Samples around a mean, with variance in ``rank`` directions, little elsewhere."""
     directions, _ = torch.linalg.qr(
         torch.randn(dim, rank, generator=rng, dtype=torch.float64)
     )

@@ -1,1 +1,59 @@
-"""DOME: removes nuisance directions from stochastic gradients."""
+"""DOME: removes nuisance directions from stochastic gradients.
+
+    import dome
+    grad_filter = dome.attach(model, optimizer, rank=100)
+
+Names are loaded when they are first used, so that `dome --help` does not wait for
+torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dome import compression
+    from dome.attachment import attach
+    from dome.filter import GradientFilter
+    from dome.planning import Plan, plan
+    from dome.samples import per_sample_gradients
+    from dome.trackers import IncrementalSVD, StreamingPower
+    from dome.verification import Report, verify
+
+_HOMES = {
+    "GradientFilter": "dome.filter",
+    "IncrementalSVD": "dome.trackers",
+    "Plan": "dome.planning",
+    "Report": "dome.verification",
+    "StreamingPower": "dome.trackers",
+    "attach": "dome.attachment",
+    "compression": "dome.compression",
+    "per_sample_gradients": "dome.samples",
+    "plan": "dome.planning",
+    "verify": "dome.verification",
+}
+
+__all__ = [
+    "GradientFilter",
+    "IncrementalSVD",
+    "Plan",
+    "Report",
+    "StreamingPower",
+    "attach",
+    "compression",
+    "per_sample_gradients",
+    "plan",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dome' has no attribute {name!r}")
+    module = import_module(_HOMES[name])
+    # `compression` is a module itself.
+    value = globals()[name] = getattr(module, name, module)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

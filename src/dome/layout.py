@@ -48,7 +48,10 @@ class Layout:
     """
 
     def __init__(
-        self, model: nn.Module, kind: str = "global", only: Iterable[Tensor] | None = None
+        self,
+        model: nn.Module,
+        kind: str = "global",
+        only: Iterable[Tensor] | None = None,
     ) -> None:
         if kind not in LAYOUTS:
             raise ValueError(f"layout must be one of {LAYOUTS}, got {kind!r}")
@@ -60,19 +63,37 @@ class Layout:
         ]
         if not named:
             where = "model" if only is None else "model that the optimizer also holds"
-            raise ValueError(f"no trainable parameter in the {where}: nothing to filter")
+            raise ValueError(
+                f"no trainable parameter in the {where}: nothing to filter"
+            )
         self.parameters: tuple[nn.Parameter, ...] = tuple(p for _, p in named)
         self.slots: tuple[Slot, ...] = _slots(named)
         self.dim = self.slots[-1].stop
-        self.blocks = _layers(self.slots) if kind == "layerwise" else (
-            Block("all", 0, self.dim),
+        self.blocks = (
+            _layers(self.slots) if kind == "layerwise" else (Block("all", 0, self.dim),)
         )
         self.slot_of: dict[int, Slot] = {
             id(p): slot for p, slot in zip(self.parameters, self.slots, strict=True)
         }
 
+        devices = {p.device for p in self.parameters}
+        if len(devices) > 1:
+            raise ValueError(
+                f"parameters lie on {sorted(map(str, devices))}: one basis lives on "
+                f"one device, move the model to a single one"
+            )
+        self.device = self.parameters[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the flat gradient, at least float32."""
+        dtype = torch.float32
+        for p in self.parameters:
+            dtype = torch.promote_types(dtype, p.dtype)
+        return dtype
+
     def gather(self) -> Tensor:
-        """The gradient in ``.grad`` as one vector (D,); a missing one counts as zero."""
+        """The gradient in ``.grad`` as one vector (D,); a missing one is zero."""
         like = next((p.grad for p in self.parameters if p.grad is not None), None)
         like = self.parameters[0] if like is None else like
         pieces = [
@@ -82,7 +103,7 @@ class Layout:
         return torch.cat(pieces)
 
     def scatter_(self, vector: Tensor) -> None:
-        """Write a flat gradient (D,) into ``.grad``; a parameter without one stays so."""
+        """Write a flat gradient (D,) into ``.grad``, where there is one."""
         for p, slot in zip(self.parameters, self.slots, strict=True):
             if p.grad is not None:
                 p.grad.copy_(vector[slot.start : slot.stop].view(slot.shape))
@@ -97,7 +118,7 @@ def _slots(named: list[tuple[str, nn.Parameter]]) -> tuple[Slot, ...]:
 
 
 def _layers(slots: tuple[Slot, ...]) -> tuple[Block, ...]:
-    """One block a module: neighbours in the vector whose names differ in the last part."""
+    """One block a module: neighbours whose names differ in the last part only."""
     blocks: list[Block] = []
     for slot in slots:
         module = slot.name.rpartition(".")[0] or slot.name

@@ -1,9 +1,10 @@
 """Algebra of tall matrices: everything that walks over the D rows of a basis.
 
-Shapes: U (D, K) tall, G (B, D) samples, small matrices P (K, K) and M (B, K) in float64.
-Every function visits the rows in blocks, so that beside U and G only one block exists at
-a time, and sums over blocks in float64, so that float32 products lose no more than the
-products of one block do.
+Shapes: U (D, K) tall, G (B, D) samples, small matrices P (K, K) and M (B, K) in
+    float64.
+Every function visits the rows in blocks, so that beside U and G only one block exists
+at a time, and sums over blocks in float64, so that float32 products lose no more than
+the products of one block do.
 """
 
 from collections.abc import Iterator
@@ -60,7 +61,7 @@ def gram(U: Tensor) -> Tensor:
 
 
 def coefficients(U: Tensor, samples: Tensor) -> Tensor:
-    """G U, the coordinates of samples (B, D) in a basis (D, K), float64, shape (B, K)."""
+    """G U, the coordinates of samples (B, D) in a basis (D, K): float64, (B, K)."""
     total = U.new_zeros(len(samples), U.shape[1], dtype=torch.float64)
     dtype = compute_dtype(U.dtype)
     for rows in row_blocks(U.shape[0]):
@@ -92,7 +93,7 @@ class Products:
     @property
     def sample_norms_squared(self) -> Tensor:
         """‖g_b‖² of every sample, shape (B,)."""
-        diagonal = self.K.diagonal() if self.K.dim() == 2 else self.K  # noqa: PLR2004
+        diagonal = self.K.diagonal() if self.K.dim() == 2 else self.K
         return diagonal + 2 * self.Hmu + self.mu2
 
     def is_constant(self, dtype: torch.dtype) -> bool:
@@ -103,7 +104,7 @@ class Products:
     @property
     def energy(self) -> Tensor:
         """‖H‖²_F, the total variance in the batch times B."""
-        return self.K.trace() if self.K.dim() == 2 else self.K.sum()  # noqa: PLR2004
+        return self.K.trace() if self.K.dim() == 2 else self.K.sum()
 
     def is_finite(self) -> bool:
         """Whether every sample was: one infinite or missing value shows in all sums."""
@@ -148,8 +149,8 @@ def recombine_(
 ) -> None:
     """U ← U P + Hᵀ M in place, H being the samples G (B, D) centred, block by block.
 
-    Gᵀ M would be the same, as the columns of M sum to zero; but their sum is rounded, and
-    a mean much longer than the deviations would make that visible.
+    Gᵀ M would be the same, as the columns of M sum to zero; but their sum is rounded,
+    and a mean much longer than the deviations would make that visible.
     """
     dtype = compute_dtype(U.dtype)
     P = P.to(dtype)
@@ -191,113 +192,3 @@ def outside(U: Tensor, G: Tensor, V: Tensor, scale: float) -> tuple[Tensor, Tens
         correction += block @ basis
         inner += block @ block.T
     return correction * scale, inner * scale**2
-
-
-def cholesky_in_order(
-    C: Tensor, floor: float, most: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Upper factor of a Gram matrix that passes over columns dependent on earlier ones.
-
-    Gram-Schmidt on columns with Gram matrix C, unit diagonal: column j is passed over if
-    what is left of its squared norm after the earlier ones is not above ``floor``.
-
-    Args:
-        C: Gram matrix with ones (or zeros) on its diagonal, float64, shape (K, K).
-        floor: Smallest squared norm that counts as a direction.
-        most: How many directions there can be; what follows the last is passed over.
-
-    Returns:
-        R⁻¹, shape (K, K), zero in the columns passed over, and the squared norms that
-        were left, shape (K,).
-    """
-    L, info = torch.linalg.cholesky_ex(C)
-    left = L.diagonal().square()
-    enough = most is None or most >= len(C)
-    if enough and int(info) == 0 and bool((left > floor).all()):
-        eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
-        return torch.linalg.solve_triangular(L.T, eye, upper=True), left
-    return _gram_schmidt(C, floor, len(C) if most is None else most)
-
-
-def _gram_schmidt(C: Tensor, floor: float, most: int) -> tuple[Tensor, Tensor]:
-    """The same, one column after the other: the path for rank-deficient matrices."""
-    inverse, left = torch.zeros_like(C), torch.zeros_like(C[0])
-    for j in range(len(C)):
-        q = torch.zeros_like(C[0])
-        q[j] = 1
-        for _ in range(2):  # the second sweep removes what rounding left of the first
-            q -= inverse @ (inverse.T @ (C @ q))
-        rest = (q @ C @ q).clamp(min=0.0)
-        if rest > floor and most > 0:
-            left[j], most = rest, most - 1
-            inverse[:, j] = q / rest.sqrt()
-    return inverse, left
-
-
-def orthogonality_limit(U: Tensor) -> float:
-    """How small |UᵀU − I| can be expected to be when U is stored in its dtype."""
-    eps = torch.finfo(U.dtype).eps
-    if compute_dtype(U.dtype) == U.dtype:
-        return 4 * eps
-    # Rounding to 16 bits perturbs every entry by itself: errors add up as a random walk.
-    return 2 * eps / U.shape[0] ** 0.5
-
-
-def orthonormalize_(
-    U: Tensor, generator: torch.Generator, empty: Tensor | None = None
-) -> Tensor:
-    """Make the columns of U orthonormal in place, through repeated Cholesky QR.
-
-    Columns named ``empty``, and any that depend on the others, are filled with random
-    directions orthogonal to the rest; the others keep the span they had, in order.
-
-    Args:
-        U: Tall matrix, shape (D, K), K at most D.
-        generator: Source of the random directions, on U's device.
-        empty: Mask of columns to fill, shape (K,).
-
-    Returns:
-        Largest entry of |UᵀU − I| that is left, a scalar.
-    """
-    K = U.shape[1]
-    fill = (
-        torch.zeros(K, dtype=torch.bool, device=U.device)
-        if empty is None
-        else empty.clone()
-    )
-    eye = torch.eye(K, dtype=torch.float64, device=U.device)
-    target = orthogonality_limit(U)
-    error = eye.new_tensor(torch.inf)
-    for _ in range(6):
-        if fill.any():
-            _fill_(U, fill, generator)
-        C = gram(U)
-        before, error = error, (C - eye).abs().max()
-        # Two sweeps suffice for independent columns; stop where rounding takes over.
-        if not fill.any() and (error <= target or error > before / 2):
-            break
-        order = torch.argsort(fill.to(torch.int8), stable=True)
-        norms = C.diagonal().sqrt()
-        scaled = (C / norms[:, None] / norms[None, :])[order][:, order]
-        inverse, left = cholesky_in_order(scaled.nan_to_num(), floor=1e-6)
-        P = torch.zeros_like(C)
-        P[order[:, None], order[None, :]] = inverse
-        recombine_(U, (P / norms[:, None]).nan_to_num())
-        dependent = torch.zeros_like(fill)
-        dependent[order] = left <= 1e-6  # noqa: PLR2004
-        fill = dependent
-    return error
-
-
-def _fill_(U: Tensor, columns: Tensor, generator: torch.Generator) -> None:
-    index = columns.nonzero().squeeze(1)
-    for rows in row_blocks(U.shape[0]):
-        num_rows = rows.stop - rows.start
-        noise = torch.randn(
-            num_rows,
-            len(index),
-            generator=generator,
-            device=U.device,
-            dtype=compute_dtype(U.dtype),
-        )
-        U[rows, index] = (noise / U.shape[0] ** 0.5).to(U.dtype)

@@ -65,7 +65,7 @@ def test_the_record_of_an_update_is_what_the_new_basis_captures(make, num_sample
     tracker = make(200, 15, dtype=torch.float64)
     for G in decaying_stream(rng, 200, num_samples, 10):
         before = present_columns(tracker)
-        G += 3.0  # a mean that is not zero
+        G.add_(3.0)  # a mean that is not zero
         tracker.update(G)
         seen = tracker.last_update
         ratio = (seen.captured / seen.total).sqrt().mean()

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from reference import fraction, projector_distance, update_sub
@@ -71,9 +73,7 @@ def test_effective_rank_starts_at_b_minus_one_and_grows_to_the_rank(rng):
         tracker.update(G)
         seen.append(tracker.effective_rank)
     assert seen[0] == 5
-    assert all(
-        later > earlier - 1e-9 for earlier, later in zip(seen, seen[1:], strict=False)
-    )
+    assert all(later > earlier - 1e-9 for earlier, later in pairwise(seen))
     assert seen[-1] > 19
 
 

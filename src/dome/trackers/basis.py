@@ -11,11 +11,10 @@ from dome.linalg import (
     coefficients,
     compute_dtype,
     gram,
-    orthogonality_limit,
-    orthonormalize_,
     recombine_,
     row_blocks,
 )
+from dome.orthonormal import orthogonality_limit, orthonormalize_
 from dome.trackers.protocol import Update
 
 STORAGE = (torch.float32, torch.float64, torch.bfloat16)
@@ -85,8 +84,9 @@ class Basis:
     def orthonormalize_(
         self, update: int, empty: Tensor | None = None, num_columns: int | None = None
     ) -> None:
-        """Make the first ``num_columns`` orthonormal, random directions where ``empty``."""
-        # Seeded by the update's number, so that a resumed run draws the same directions.
+        """Make the first columns orthonormal, with random ones where ``empty``."""
+        # Seeded by the update's number, so that a resumed run draws the same
+        # directions.
         generator = torch.Generator(self.U.device).manual_seed(self._seed + update)
         error = orthonormalize_(self.U[:, :num_columns], generator, empty)
         self.orthogonality_error = float(error)
@@ -166,7 +166,8 @@ class Basis:
         """g − strength · U Uᵀ g, shape (D,)."""
         if gradient.shape != self.U.shape[:1]:
             raise ValueError(
-                f"gradient must have shape ({len(self.U)},), got {tuple(gradient.shape)}"
+                f"gradient must have shape ({len(self.U)},), "
+                f"got {tuple(gradient.shape)}"
             )
         c = coefficients(self.U, gradient[None])[0]
         if self._leading is not None:

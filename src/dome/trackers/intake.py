@@ -45,7 +45,7 @@ class Intake:
 
     def admits(self, grads: Tensor) -> bool:
         """Whether a batch (B, D) is large enough; raises if its shape is wrong."""
-        if grads.dim() != 2 or grads.shape[1] != self.dim:  # noqa: PLR2004 (a matrix)
+        if grads.dim() != 2 or grads.shape[1] != self.dim:
             raise ValueError(
                 f"samples must have shape (B, {self.dim}), one gradient a row, "
                 f"got {tuple(grads.shape)}"

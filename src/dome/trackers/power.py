@@ -12,7 +12,8 @@ overwritten in place by Y R⁻¹. Cost 4 D B K + 2 D K² + 2 D min(B², K² + B 
 import torch
 from torch import Tensor
 
-from dome.linalg import Products, cholesky_in_order, products
+from dome.linalg import Products, products
+from dome.orthonormal import cholesky_in_order
 from dome.trackers.basis import Basis
 from dome.trackers.intake import Intake
 from dome.trackers.protocol import Update
@@ -23,15 +24,15 @@ INDEPENDENT = 0.01  # a column with less of its own than this (squared) costs tw
 class StreamingPower:
     """The paper's tracker: a power iteration on the average centred covariance.
 
-    The first update has rank at most B − 1. Directions beyond that are arbitrary, as they
-    are with any QR, and keep the weight that Algorithm 2 gives them;
+    The first update has rank at most B − 1. Directions beyond that are arbitrary, as
+    they are with any QR, and keep the weight that Algorithm 2 gives them;
     ``effective_rank`` says how much of the basis is still owed to them.
 
     Args:
         dim: Number of parameters D.
         rank: Number of directions K.
-        forget: None averages all batches (the paper); a number in (0, 1) is the weight of
-            the newest batch instead.
+        forget: None averages all batches (the paper); a number in (0, 1) is the weight
+            of the newest batch instead.
         oversample: Track this many directions more, and remove the leading K left
             singular vectors of Y.
         dtype: What the basis is stored in: float32, float64, or bfloat16 with float32
@@ -65,13 +66,14 @@ class StreamingPower:
     def update(self, grads: Tensor, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into the estimate.
 
-        A batch with a value that is not finite, or of one sample, is left out and counted.
+        A batch with a value that is not finite, or of one sample, is left out and
+        counted.
         """
         if not self._intake.admits(grads):
             return
         B, width = len(grads), self._tall.width
         # H Hᵀ costs 2 D B² flops; without it Y has to be written out and multiplied.
-        pairwise = B * B <= width * (width + B)
+        pairwise = width * (width + B) >= B * B
         self._tall.check_orthogonality(self._intake.num_updates)
         seen = products(self._tall.U, grads, scale, pairwise=pairwise)
         if not seen.is_finite():

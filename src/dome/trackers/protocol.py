@@ -22,11 +22,17 @@ class Update:
 
 
 class Tracker(Protocol):
-    """Follows the leading eigenspace of the centred covariance of a stream of samples."""
+    """Follows the leading eigenspace of the centred covariance of a stream."""
 
-    num_skipped: int
-    orthogonality_error: float
     last_update: Update | None
+
+    @property
+    def num_skipped(self) -> int:
+        """Batches left out: not finite, or of one sample."""
+
+    @property
+    def orthogonality_error(self) -> float:
+        """Largest entry of |UᵀU − I| when it was last measured."""
 
     def update(self, grads: Tensor, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into the estimate."""

@@ -1,14 +1,15 @@
 """Rank-K incremental singular value decomposition of the averaged centred covariance.
 
 Brand, "Fast low-rank modifications of the thin singular value decomposition" (2006).
-Shapes: G (B, D) samples, H = G − mean, U (D, K) basis, λ (K,) eigenvalues. The update keeps
-the leading K left singular vectors of
+Shapes: G (B, D) samples, H = G − mean, U (D, K) basis, λ (K,) eigenvalues. The update
+keeps the leading K left singular vectors of
 
-    M = [ U diag(√(w λ)),  Hᵀ √a ],   w, a B = weight of the past and of the newest batch,
+    M = [ U diag(√(w λ)),  Hᵀ √a ]
 
-which is the best rank-K approximation of the averaged covariance, given the last one.
-In the orthonormal coordinates [U, Z], Z spanning what H has outside U, M is a small matrix,
-so U is overwritten in place by U P + Hᵀ N. Cost 4 D B K + 2 D K² + 2 D B² flops.
+with w and a B the weights of the past and of the newest batch: the best rank-K
+approximation of the averaged covariance, given the last one. In the orthonormal
+coordinates [U, Z], Z spanning what H has outside U, M is a small matrix, so that U is
+overwritten in place by U P + Hᵀ N. Cost 8 D B K + 2 D K² + 2 D B² flops.
 """
 
 import torch
@@ -34,9 +35,11 @@ class IncrementalSVD:
     Args:
         dim: Number of parameters D.
         rank: Number of directions K.
-        forget: None averages all batches; a number in (0, 1) is the weight of the newest.
+        forget: None averages all batches; a number in (0, 1) is the weight of the
+            newest.
         oversample: Keep this many directions more than are removed.
-        dtype: Storage of the basis: float32, float64, or bfloat16 with float32 arithmetic.
+        dtype: Storage of the basis: float32, float64, or bfloat16 with float32
+            arithmetic.
         device: Where the basis lives.
         generator: Unused directions are never drawn; accepted so that trackers agree.
     """
@@ -62,7 +65,8 @@ class IncrementalSVD:
     def update(self, grads: Tensor, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into the estimate.
 
-        A batch with a value that is not finite, or of one sample, is left out and counted.
+        A batch with a value that is not finite, or of one sample, is left out and
+        counted.
         """
         if not self._intake.admits(grads):
             return
@@ -134,8 +138,9 @@ class IncrementalSVD:
         if len(theta) == 0:
             return False
         eps = torch.finfo(self._tall.compute_dtype).eps
-        # Z is orthonormal up to the rounding of its Gram matrix over θ, and Hᵀ M cancels
-        # against U Vᵀ M: both matter where a batch has directions of very unequal length.
+        # Z is orthonormal up to the rounding of its Gram matrix over θ, and Hᵀ M
+        # cancels against U Vᵀ M: both matter where a batch has directions of very
+        # unequal length.
         uneven = (X.square() * (theta[-1] / theta)[:, None]).sum(dim=0).max()
         cancelled = energy.sqrt() * M.norm(dim=0).max()
         self._doubt += eps * float(10 * uneven + cancelled)
@@ -195,7 +200,7 @@ class IncrementalSVD:
 def _leading_left(
     past: Tensor, inside: Tensor, lengths: Tensor, Q: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Squared singular values and left vectors of M in the coordinates [U, Z], sorted."""
+    """Squared singular values and left vectors of M in coordinates [U, Z], sorted."""
     top = torch.cat([torch.diag(past.sqrt()), inside.T], dim=1)
     bottom = torch.cat([top.new_zeros(len(lengths), len(past)), (Q * lengths).T], dim=1)
     T = torch.cat([top, bottom])

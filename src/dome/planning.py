@@ -1,0 +1,178 @@
+"""``plan``: what the filter will cost in memory and time, before training.
+
+Letters: D parameters, K directions, B samples. The basis takes D K numbers and the
+    samples
+D B; a step takes 4 D B K + 2 D K² + 2 D min(B², K² + B K) flops beside the backward
+pass.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from dome.layout import Layout
+from dome.linalg import BLOCK_ROWS
+from dome.trackers import StreamingPower
+
+CANDIDATES = (
+    ("global", torch.float32),
+    ("global", torch.bfloat16),
+    ("layerwise", torch.float32),
+    ("layerwise", torch.bfloat16),
+)
+TRIAL_NUMBERS = 8_000_000  # size of the basis and samples of the timed trial: 32 MB
+NUM_TRIALS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to run the filter.
+
+    Attributes:
+        layout: "global" or "layerwise".
+        basis_dtype: Storage of the basis.
+        memory: Bytes beyond what training takes without the filter.
+        seconds: Time of one update and projection, not counting how samples are taken.
+        fits: Whether ``memory`` is available now.
+    """
+
+    layout: str
+    basis_dtype: torch.dtype
+    memory: int
+    seconds: float
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Predicted cost of every choice, the paper's first.
+
+    Attributes:
+        dim: Parameters D.
+        rank: Directions K.
+        batch_size: Samples B.
+        available: Bytes of memory available now.
+        choices: One for each layout and storage.
+    """
+
+    dim: int
+    rank: int
+    batch_size: int
+    available: int
+    choices: tuple[Choice, ...]
+
+    @property
+    def suggestion(self) -> str:
+        """What to pass to ``attach``, in words."""
+        for choice in self.choices:
+            if choice.fits:
+                dtype = str(choice.basis_dtype)
+                return f'attach(..., layout="{choice.layout}", basis_dtype={dtype})'
+        per_direction = self.choices[0].memory / (self.rank + self.batch_size)
+        most = int(0.9 * self.available / per_direction) - self.batch_size
+        if most >= 1:
+            return f"nothing fits at rank {self.rank}: rank={most} would"
+        return "nothing fits: use a smaller batch, or fewer trainable parameters"
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.dim:,} parameters, rank {self.rank}, batches of {self.batch_size}; "
+            f"{_gigabytes(self.available)} available",
+            f"{'layout':<11}{'basis':<10}{'memory':>10}{'time a step':>13}",
+        ]
+        for choice in self.choices:
+            dtype = str(choice.basis_dtype).removeprefix("torch.")
+            verdict = "" if choice.fits else "   does not fit"
+            lines.append(
+                f"{choice.layout:<11}{dtype:<10}{_gigabytes(choice.memory):>10}"
+                f"{choice.seconds * 1e3:>10.1f} ms{verdict}"
+            )
+        return "\n".join([*lines, self.suggestion])
+
+
+def plan(model: nn.Module, rank: int, batch_size: int) -> Plan:
+    """Predict memory and time of the filter, and suggest what would fit.
+
+    Times come from a short trial of the real update on this device, scaled by its
+    flops; nothing of the model's size is allocated.
+
+    Args:
+        model: The model that will be trained.
+        rank: Number of directions K.
+        batch_size: Number of samples B in a step.
+    """
+    layout = Layout(model)
+    if not 1 <= rank <= layout.dim:
+        raise ValueError(f"rank must be between 1 and {layout.dim}, got {rank}")
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    available = available_memory(layout.device)
+    seconds_per_flop = _seconds_per_flop(layout, rank, batch_size)
+    choices = []
+    for kind, dtype in CANDIDATES:
+        dims = [block.dim for block in Layout(model, kind).blocks]
+        memory = _memory(dims, rank, batch_size, dtype.itemsize)
+        flops = sum(update_flops(dim, min(rank, dim), batch_size) for dim in dims)
+        seconds = flops * seconds_per_flop
+        choices.append(Choice(kind, dtype, memory, seconds, memory < available))
+    return Plan(layout.dim, rank, batch_size, available, tuple(choices))
+
+
+def update_flops(dim: int, rank: int, batch_size: int) -> int:
+    """Floating-point operations of one update and projection."""
+    B, K = batch_size, rank
+    return dim * (4 * B * K + 2 * K * K + 2 * min(B * B, K * K + B * K) + 4 * K)
+
+
+def _memory(dims: Sequence[int], rank: int, batch_size: int, itemsize: int) -> int:
+    """Bytes of bases, samples, one block of rows, small matrices, gradient copies."""
+    basis = sum(dim * min(rank, dim) for dim in dims) * itemsize
+    samples = sum(dims) * batch_size * 4
+    rows = min(BLOCK_ROWS, max(dims))
+    block = rows * (2 * min(rank, max(dims)) + 3 * batch_size) * 4
+    small = sum(8 * min(rank, dim) ** 2 for dim in dims) + 3 * 8 * batch_size**2
+    return basis + samples + block + small + 3 * 4 * sum(dims)
+
+
+def _seconds_per_flop(layout: Layout, rank: int, batch_size: int) -> float:
+    """Best of a few real updates on a slice of the problem."""
+    rows = max(TRIAL_NUMBERS // (rank + batch_size), 1)
+    dim = min(layout.dim, max(rank, rows))
+    random = torch.Generator(layout.device).manual_seed(0)
+    samples = torch.randn(
+        max(batch_size, 2), dim, generator=random, device=layout.device
+    )
+    tracker = StreamingPower(dim, rank, device=layout.device)
+    tracker.update(samples)  # the first update takes another path
+    best = float("inf")
+    for _ in range(NUM_TRIALS):
+        start = time.perf_counter()
+        tracker.update(samples)
+        float(tracker.project_out(samples[0]).sum())  # waits for an accelerator
+        best = min(best, time.perf_counter() - start)
+    return best / update_flops(dim, rank, batch_size)
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    info = Path("/proc/meminfo")
+    if info.exists():
+        fields = dict(line.split(":") for line in info.read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _gigabytes(num_bytes: int) -> str:
+    return (
+        f"{num_bytes / 2**30:.2f} GiB"
+        if num_bytes >= 2**28
+        else f"{num_bytes / 2**20:.1f} MiB"
+    )
