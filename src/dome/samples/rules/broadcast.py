@@ -75,14 +75,15 @@ def scale_and_shift(
     end: int,
 ) -> Tensor:
     """X · weight + bias, both laid along the dimensions of x that end before ``end``."""
-    tail = (1,) * (x.ndim - end)
+    tail, dtype = (1,) * (x.ndim - end), x.dtype
     with trace.resume():
         trace.mark_axis(x, axis)
         if weight is not None:
             x = x * (weight.view(*weight.shape, *tail) if tail else weight)
         if bias is not None:
             x = x + (bias.view(*bias.shape, *tail) if tail else bias)
-    return x
+        # Torch's norms return the type of their input, whatever the weight's.
+        return x.to(dtype)
 
 
 def spread(trace: Trace, t: Tensor, axis: Axis, size: int) -> Tensor:

@@ -1,10 +1,11 @@
 """Any other operation: vmap over the samples, each with its own copy of the parameter.
 
-Slower than a rule, because every sample gets a call of its own in torch.func's eyes,
-but right for whatever vmap understands; autograd does the backward.
+Slower than a rule, but right for whatever vmap understands: the forward runs once,
+vectorised over samples, and autograd does the backward.
 """
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,79 +14,89 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unfl
 
 from dome.samples.axis import Axis
 from dome.samples.rules.broadcast import shared_part, spread
-from dome.samples.trace import Batched, Call, Trace
+from dome.samples.trace import Batched, Call, Trace, tensors
 
 
 def fallback(trace: Trace, call: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     """Run an operation without a rule once for each sample, vectorised."""
     values, spec = tree_flatten((args, kwargs))
-    axes = [_axis(trace, call, value) for value in values]
-    first = next(axis for axis in axes if axis is not None)
-    size = next(
-        v.shape[a.dim] for v, a in zip(values, axes, strict=True) if a is not None
-    )
-    for i, value in enumerate(values):
-        shared = _shared(trace, value, first, size)
-        if shared is not None:
-            values[i], axes[i] = shared, first
-    pairs = zip(values, axes, strict=True)
-    lifted = [_lifted(trace, value, axis) for value, axis in pairs]
-    moving = [i for i, (_, place) in enumerate(lifted) if place is not None]
+    axes = _axes(trace, call, values)
+    moving = {i: _lifted(trace, values[i], axis) for i, axis in axes.items()}
 
-    def one_sample(*tensors: Tensor) -> Any:  # noqa: ANN401
-        own = list(values)
-        for i, t in zip(moving, tensors, strict=True):
+    def one_sample(*own: Tensor, dtype: torch.dtype | None = None) -> Any:  # noqa: ANN401
+        mine = list(values)
+        for i, t in zip(moving, own, strict=True):
             axis = axes[i]
-            own[i] = t if axis is None else t.flatten(axis.dim, axis.dim + 1)
-        own_args, own_kwargs = tree_unflatten(own, spec)
+            mine[i] = t if axis is None else t.flatten(axis.dim, axis.dim + 1)
+        own_args, own_kwargs = tree_unflatten([_cast(v, dtype) for v in mine], spec)
         return call.func(*own_args, **own_kwargs)
 
-    places = tuple(lifted[i][1] for i in moving)
-    run = torch.vmap(one_sample, in_dims=places, randomness="different")
+    stacks, places = zip(*moving.values(), strict=True)
     try:
+        dtype = _autocast_type(call, one_sample, stacks, places)
         with warnings.catch_warnings():
-            # Where vmap has no rule it loops, and says so: correct, if slow.
+            # Where vmap has no rule either it loops, and says so: correct, if slow.
             warnings.filterwarnings("ignore", "There is a performance drop")
-            out = run(*(lifted[i][0] for i in moving))
-        shapes = _shapes(call)
+            run = torch.vmap(one_sample, in_dims=places, randomness="different")
+            out = run(*stacks, dtype=dtype)
+        shapes = _shapes(call, dtype)
     except Exception as error:
-        name = getattr(call.func, "__name__", str(call.func))
-        raise trace.lost(f"{name!r} has no rule ({error})", *call.derived) from error
-    return tree_map(lambda t, s: _joined(trace, t, s, first), out, shapes)
+        problem = f"{_name(call)!r} has no rule ({error})"
+        raise trace.lost(problem, *call.derived) from error
+    first = next(axis for axis in axes.values() if axis is not None)
+    return tree_map(lambda t, whole: _joined(trace, t, whole, first), out, shapes)
 
 
-def _axis(trace: Trace, call: Call, value: Any) -> Axis | None:  # noqa: ANN401
-    if not isinstance(value, Tensor) or not isinstance(trace.origin(value), Batched):
-        return None
-    axis = trace.axis(value)
-    if axis is None:
-        name = getattr(call.func, "__name__", str(call.func))
-        problem = f"{name!r} of {tuple(value.shape)}, whose batch dimension is unknown"
-        raise trace.lost(problem, *call.derived)
-    return axis
+def _axes(trace: Trace, call: Call, values: list[Any]) -> dict[int, Axis | None]:
+    """Which values differ from sample to sample, and along what; None for weights.
+
+    A weight that was expanded to the batch, as a class token is, is replaced by one
+    that is spread over the samples.
+    """
+    axes: dict[int, Axis | None] = {}
+    for i, value in enumerate(values):
+        if isinstance(value, Tensor) and isinstance(trace.origin(value), Batched):
+            axes[i] = trace.axis(value)
+            if axes[i] is None:
+                problem = f"{_name(call)!r} of {tuple(value.shape)}, which hides the batch"
+                raise trace.lost(problem, *call.derived)
+    place, first = next((i, axis) for i, axis in axes.items() if axis is not None)
+    size = values[place].shape[first.dim]
+    for i, value in enumerate(values):
+        if isinstance(value, Tensor) and trace.sink(value) is not None:
+            part = shared_part(trace, value, first.dim, size)
+            values[i] = value if part is None else spread(trace, part, first, size)
+            axes[i] = None if part is None else first
+    return axes
 
 
-def _shared(trace: Trace, value: Any, axis: Axis, size: int) -> Tensor | None:  # noqa: ANN401
-    """A weight that was expanded to the batch, spread over the samples instead."""
-    if not isinstance(value, Tensor):
-        return None
-    part = shared_part(trace, value, axis.dim, size)
-    return None if part is None else spread(trace, part, axis, size)
-
-
-def _lifted(trace: Trace, value: Any, axis: Axis | None) -> tuple[Any, int | None]:  # noqa: ANN401
+def _lifted(trace: Trace, value: Tensor, axis: Axis | None) -> tuple[Tensor, int]:
     """A value as vmap takes it, and the dimension vmap is to run over."""
-    if axis is not None:
-        return axis.split(value), axis.dim + 1
-    if isinstance(value, Tensor) and trace.sink(value) is not None:
+    if axis is None:
         return spread(trace, value, Axis(-1, trace.batch), trace.batch), 0
-    return value, None
+    return axis.split(value), axis.dim + 1
 
 
-def _shapes(call: Call) -> Any:  # noqa: ANN401
-    """The shapes of the operation's results on the whole batch, without computing it."""
+def _autocast_type(
+    call: Call, run: Callable[..., Any], stacks: Any, places: Any  # noqa: ANN401
+) -> torch.dtype | None:
+    """The type autocast chooses, which vmap does not see: one sample outside tells."""
+    if not torch.is_autocast_enabled(call.batched[0].device.type):
+        return None
+    with torch.no_grad():
+        pairs = zip(stacks, places, strict=True)
+        return next(tensors(run(*(t.select(place, 0) for t, place in pairs)))).dtype
+
+
+def _cast(value: Any, dtype: torch.dtype | None) -> Any:  # noqa: ANN401
+    real = isinstance(value, Tensor) and value.is_floating_point()
+    return value.to(dtype) if real and dtype is not None else value
+
+
+def _shapes(call: Call, dtype: torch.dtype | None) -> Any:  # noqa: ANN401
+    """The operation's results on the whole batch, their shapes without their values."""
     args, kwargs = tree_map_only(
-        Tensor, lambda t: t.detach().to("meta"), (call.args, call.kwargs)
+        Tensor, lambda t: _cast(t.detach().to("meta"), dtype), (call.args, call.kwargs)
     )
     return call.func(*args, **kwargs)
 
@@ -98,3 +109,7 @@ def _joined(trace: Trace, out: Tensor, whole: Tensor, axis: Axis) -> Tensor:
     joined = split.reshape(whole.shape)
     trace.mark_axis(joined, axis.moved(dim))
     return joined
+
+
+def _name(call: Call) -> str:
+    return getattr(call.func, "__name__", str(call.func))

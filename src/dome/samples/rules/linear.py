@@ -67,7 +67,8 @@ def addmm(
     if scales or trace.axis(mat1) is None:
         return fallback(trace, call, *call.args, **call.kwargs)
     with trace.resume():
-        return torch.matmul(mat1, mat2) + input
+        product = torch.matmul(mat1, mat2)
+        return product + input.to(product.dtype)
 
 
 class _Linear(Function):

@@ -134,11 +134,25 @@ def _layers(
         if dropout and training and layer < layers - 1:
             x = torch.dropout(x, dropout, True)
     last = [torch.stack(states) for states in zip(*finals, strict=True)]
-    for t in last:
+    results = [x.transpose(0, 1) if batch_first else x, *last]
+    results = _as_autocast(call, results, args, state)
+    for t in results:
         trace.mark_axis(t, axis)
-    x = x.transpose(0, 1) if batch_first else x
-    trace.mark_axis(x, axis.moved(batch_dim))
-    return (x, *last)
+    trace.mark_axis(results[0], axis.moved(batch_dim))
+    return tuple(results)
+
+
+def _as_autocast(
+    call: Call, results: list[Tensor], args: Sequence[Any], state: State
+) -> list[Tensor]:
+    """Under autocast, the results in the types of the fused kernel's, of one sample."""
+    x, rest = args[0], args[2:]
+    if not torch.is_autocast_enabled(x.device.type):
+        return results
+    first = tuple(s[:, :1] for s in state)
+    with torch.no_grad():
+        fused = call.func(x[:1, :1], first if len(state) > 1 else first[0], *rest)
+    return [t.to(f.dtype) for t, f in zip(results, fused, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
