@@ -1,0 +1,1 @@
+"""The experiments: tasks, models, the one training loop, rows on disk, statistics."""

@@ -1,0 +1,1 @@
+"""The data of the experiments, one task a file."""

@@ -1,0 +1,152 @@
+"""Jobs in parallel processes, one thread each.
+
+For small networks two processes of one thread get through more runs than one process
+of two, and a run gives the same numbers however many cores there are.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeVar
+
+import torch
+
+Job = TypeVar("Job", bound=Hashable)
+Result = TypeVar("Result")
+
+
+class WorkerError(RuntimeError):
+    """A job failed in its process; ``details`` is the traceback there."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    message: str
+    details: str
+
+
+def available_cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run_all(
+    compute: Callable[[Job], Iterable[Result]], jobs: Sequence[Job], num_workers: int
+) -> Iterator[tuple[Job, Result | None]]:
+    """Yield every job's results as they come, and (job, None) when the job is over.
+
+    Args:
+        compute: A module's own function, as it is looked up by name in the process.
+        jobs: Started in this order; put the long ones first.
+        num_workers: Number of processes.
+    """
+    waiting = list(reversed(jobs))
+    with _workers(compute, min(num_workers, len(jobs))) as idle:
+        busy: dict[Any, Job] = {}
+        while waiting or busy:
+            while idle and waiting:
+                connection = idle.pop()
+                busy[connection] = waiting.pop()
+                _send(connection, busy[connection])
+            for ready in wait(list(busy)):
+                result = _receive(ready, busy[ready])
+                yield busy[ready], result
+                if result is None:
+                    del busy[ready]
+                    idle.append(ready)
+
+
+def _send(connection: Any, job: object) -> None:  # noqa: ANN401 - see _receive
+    try:
+        connection.send(job)
+    except (BrokenPipeError, ConnectionResetError):
+        raise _ended(job) from None
+
+
+def _receive(connection: Any, job: object) -> Any:  # noqa: ANN401 - any job's result
+    try:
+        message = connection.recv()
+    except (EOFError, ConnectionResetError):
+        raise _ended(job) from None
+    if isinstance(message, _Failure):
+        raise WorkerError(message.message, message.details)
+    return message
+
+
+def _ended(job: object) -> WorkerError:
+    return WorkerError(f"the process of {job} ended unexpectedly")
+
+
+@contextmanager
+def _workers(
+    compute: Callable[[Any], Iterable[Any]], num_workers: int
+) -> Iterator[list[Any]]:
+    """Connections to as many new processes, which end with the block."""
+    context = multiprocessing.get_context("spawn")
+    processes, connections = [], []
+    try:
+        with _interrupts_ignored():
+            for _ in range(num_workers):
+                ours, theirs = context.Pipe()
+                process = context.Process(
+                    target=_work, args=(compute, theirs), daemon=True
+                )
+                process.start()
+                theirs.close()
+                processes.append(process)
+                connections.append(ours)
+        yield connections
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C: this process ends them itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _work(compute: Callable[[Any], Iterable[Any]], connection: Connection) -> None:
+    """Body of a process: takes jobs, sends results, ends with the other side."""
+    torch.set_num_threads(1)
+    try:
+        while True:
+            _work_once(compute, connection)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _work_once(compute: Callable[[Any], Iterable[Any]], connection: Connection) -> None:
+    job = connection.recv()
+    try:
+        for result in compute(job):
+            connection.send(result)
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:  # noqa: BLE001 - told to the parent, whatever it is
+        message = f"{type(error).__name__}: {error}"
+        connection.send(_Failure(message, traceback.format_exc()))
+    else:
+        connection.send(None)

@@ -1,0 +1,1 @@
+"""Rows to figures, tables and sentences. No number is made here."""

@@ -1,0 +1,63 @@
+import math
+
+import pytest
+
+from dome.paper.comparison import Arm, Comparison, compare
+from dome.paper.statistics import Interval
+from dome.report.demo_figure import draw, headline, save
+
+
+def comparison(gain):
+    def arm(accuracy):
+        return Arm(Interval(accuracy, 0.01), Interval(1.0, 0.1), Interval(0.2, 0.01))
+
+    arms = {"plain": arm(0.8), "filtered": arm(0.8 + gain)}
+    return Comparison(2000.0, arms, Interval(gain, 0.02), Interval(0.0, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("gain", "words"),
+    [
+        (0.05, "the filter lifts accuracy from 80 % to 85 %"),
+        (0.01, "no clear difference, 81 % with the filter, 80 % without"),
+        (-0.05, "the filter lowers accuracy from 80 % to 75 %"),
+    ],
+)
+def test_headline_says_what_happened(gain, words):
+    assert headline(comparison(gain)) == f"Gradients compressed 2,000-fold: {words}"
+
+
+def rows():
+    return [
+        {
+            "seed": seed,
+            "arm": arm,
+            "rate": rate,
+            "epoch": epoch,
+            "train_loss": 2 / epoch,
+            "test_accuracy": 1 - math.exp(-epoch) / (1 + seed),
+            "kept_norm": 0.9,
+        }
+        for rate in (None, 50.0)
+        for arm in ("plain", "filtered")
+        for seed in (0, 1)
+        for epoch in (1, 2, 3)
+    ]
+
+
+def test_picture_is_written_whole_in_readme_size(tmp_path):
+    path = tmp_path / "demo.png"
+    save(draw(rows(), compare(rows())), path)
+    header = path.read_bytes()[:24]
+    assert header[1:4] == b"PNG"
+    assert int.from_bytes(header[16:20], "big") == 1600
+    assert int.from_bytes(header[20:24], "big") == 700
+    assert [p.name for p in tmp_path.iterdir()] == ["demo.png"]
+
+
+def test_labels_of_equal_ends_do_not_overlap():
+    figure = draw(rows(), compare(rows()))
+    renderer = figure.canvas.get_renderer()
+    for axes in figure.axes:
+        one, other = (text.get_window_extent(renderer) for text in axes.texts)
+        assert not one.overlaps(other)
