@@ -1,0 +1,66 @@
+import torch
+from torch import nn
+
+from dome.layout import Layout
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+        self.encoder = nn.Linear(3, 4)
+        self.decoder = nn.Linear(3, 4)
+        self.decoder.weight = self.encoder.weight
+
+
+def test_shared_parameters_are_taken_once_and_order_is_that_of_the_model():
+    model = Tied()
+    layout = Layout(model)
+    assert [slot.name for slot in layout.slots] == [
+        "scale",
+        "encoder.weight",
+        "encoder.bias",
+        "decoder.bias",
+    ]
+    assert layout.dim == sum(p.numel() for p in model.parameters()) == 22
+
+
+def test_layers_are_contiguous_blocks_that_cover_everything():
+    blocks = Layout(Tied(), "layerwise").blocks
+    assert [(b.name, b.start, b.stop) for b in blocks] == [
+        ("scale", 0, 2),
+        ("encoder", 2, 18),
+        ("decoder", 18, 22),
+    ]
+
+
+def test_gathering_and_scattering_are_inverse_and_missing_gradients_are_zero():
+    model = Tied()
+    layout = Layout(model)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    model.encoder.bias.grad = None
+    vector = layout.gather()
+    assert not vector[14:18].any()
+    layout.scatter_(2 * vector)
+    torch.testing.assert_close(layout.gather(), 2 * vector)
+    assert model.encoder.bias.grad is None
+
+
+def test_frozen_parameters_are_left_out():
+    model = Tied()
+    model.encoder.requires_grad_(False)
+    assert [slot.name for slot in Layout(model).slots] == ["scale", "decoder.bias"]
+
+
+def test_layers_that_alternate_in_the_vector_stay_separate_blocks():
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Module()
+            self.inner.a = nn.Parameter(torch.zeros(1))
+            self.inner.child = nn.Linear(1, 1)
+            self.z = nn.Parameter(torch.zeros(1))
+
+    names = [b.name for b in Layout(Split(), "layerwise").blocks]
+    assert len(names) == len(set(names))

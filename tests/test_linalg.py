@@ -1,0 +1,76 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dome import linalg
+from dome.linalg import coefficients, gram, largest_angle, outside, products, recombine_
+
+
+@pytest.fixture(autouse=True)
+def several_blocks(monkeypatch):
+    monkeypatch.setattr(linalg, "BLOCK_ROWS", 7)
+
+
+def orthonormal(rng, dim, rank):
+    Q, _ = torch.linalg.qr(torch.randn(dim, rank, generator=rng, dtype=torch.float64))
+    return Q
+
+
+def test_the_largest_angle_of_a_known_rotation_is_found():
+    V = torch.eye(4, dtype=torch.float64)[:, :2]
+    for angle in (1e-9, 0.3, math.pi / 2):
+        W = V.clone()
+        W[1, 1], W[2, 1] = math.cos(angle), math.sin(angle)
+        assert float(largest_angle(V, W)) == pytest.approx(angle)
+
+
+def test_blockwise_products_equal_whole_ones(rng):
+    U = orthonormal(rng, 40, 5)
+    G = torch.randn(6, 40, generator=rng, dtype=torch.float64) + 2
+    H = G - G.mean(dim=0)
+    torch.testing.assert_close(gram(U), U.T @ U)
+    torch.testing.assert_close(coefficients(U, G), G @ U)
+    for pairwise in (True, False):
+        seen = products(U, G, 3.0, pairwise=pairwise)
+        torch.testing.assert_close(seen.V, 3 * H @ U)
+        torch.testing.assert_close(seen.m, 3 * U.T @ G.mean(dim=0))
+        torch.testing.assert_close(seen.Hmu, 9 * H @ G.mean(dim=0))
+        torch.testing.assert_close(seen.mu2, 9 * G.mean(dim=0).square().sum())
+        torch.testing.assert_close(seen.energy, 9 * H.square().sum())
+        torch.testing.assert_close(seen.sample_norms_squared, 9 * G.square().sum(dim=1))
+    torch.testing.assert_close(products(U, G, 3.0, pairwise=True).K, 9 * H @ H.T)
+
+
+def test_recombination_in_place_equals_the_formula(rng):
+    U = orthonormal(rng, 40, 5)
+    G = torch.randn(6, 40, generator=rng, dtype=torch.float64)
+    P = torch.randn(5, 5, generator=rng, dtype=torch.float64)
+    M = torch.randn(6, 5, generator=rng, dtype=torch.float64)
+    expected = U @ P + (G - G.mean(dim=0)).T @ M
+    recombine_(U, P, G, M)
+    torch.testing.assert_close(U, expected)
+
+
+def test_what_samples_have_outside_a_basis_keeps_its_digits_where_little_is(rng):
+    U = orthonormal(rng, 40, 5).float()
+    inside = 1000 * torch.randn(6, 5, generator=rng) @ U.T
+    G = inside + 0.01 * torch.randn(6, 40, generator=rng)
+    exact, basis = G.double() - G.double().mean(dim=0), U.double()
+    V = products(U, G, 1.0, pairwise=False).V
+    correction, inner = outside(U, G, V, 1.0)
+    total = V + correction
+    rest = exact - total @ basis.T
+    # Float32 rounds samples of length 2,000 to 1e-4, a fiftieth of what is outside.
+    torch.testing.assert_close(
+        inner - correction @ correction.T, rest @ rest.T, rtol=0.1, atol=1e-4
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 30))
+def test_row_blocks_cover_every_row_once(num_rows):
+    covered = [i for rows in linalg.row_blocks(num_rows) for i in range(num_rows)[rows]]
+    assert covered == list(range(num_rows))
