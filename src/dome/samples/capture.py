@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from dome.layout import Layout
 from dome.samples.axis import Axis
-from dome.samples.refuse import check_capturable, check_not_checkpointed
+from dome.samples.refuse import check_capturable, is_checkpointed, recomputed
 from dome.samples.rows import Rows
-from dome.samples.rules import ALWAYS, PASSIVE, rule_for
+from dome.samples.rules import ALWAYS, PASSIVE, QUESTIONS, rule_for
 from dome.samples.trace import Call, Trace, tensors, unpacked
 
 
@@ -137,13 +137,16 @@ class _Watch(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         kwargs = kwargs or {}
+        if func in QUESTIONS:
+            return func(*args, **kwargs)
         batched, derived = self._trace.sort(args, kwargs)
         if not batched and not derived:
             return func(*args, **kwargs)
         call = Call(func, args, kwargs, batched, derived)
         meets = batched and derived and func not in PASSIVE and torch.is_grad_enabled()
         if meets or func in ALWAYS:
-            check_not_checkpointed(self._trace.name(*derived))
+            if is_checkpointed():
+                raise RuntimeError(recomputed(self._trace.name(*derived)))
             out = rule_for(func)(self._trace, call, *args, **kwargs)
         else:
             out = func(*args, **kwargs)

@@ -29,15 +29,19 @@ def check_capturable(model: nn.Module) -> None:
             raise ValueError(mixes_samples(where))
 
 
-def check_not_checkpointed(name: str) -> None:
-    """Raise ``RuntimeError`` under a checkpoint that would recompute unseen."""
+def is_checkpointed() -> bool:
+    """Whether what runs now will run again, unseen, in a checkpoint's backward."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    if hooks is not None and hooks[0].__qualname__.startswith("_checkpoint_hook"):
-        raise RuntimeError(
-            f"parameter {name!r} is used under activation checkpointing, which computes "
-            "it again during backward(), where samples are not captured: switch "
-            'checkpointing off, or use samples="microbatch"'
-        )
+    return hooks is not None and hooks[0].__qualname__.startswith("_checkpoint_hook")
+
+
+def recomputed(name: str) -> str:
+    """The sentence for a parameter under activation checkpointing."""
+    return (
+        f"parameter {name!r} is used under activation checkpointing, which computes it "
+        "again during backward(), where samples are not captured: switch checkpointing "
+        'off, or use samples="microbatch"'
+    )
 
 
 def mixes_samples(where: str) -> str:

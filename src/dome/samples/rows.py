@@ -7,10 +7,10 @@ groups wait, one below the other, until ``take()`` hands them over.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dome.layout import Layout, Slot
-from dome.samples.engine import current_backward, has_gradient
+from dome.samples.engine import current_backward, has_gradient, reaches
 
 
 class Group:
@@ -44,6 +44,8 @@ class Rows:
         self.functional = False
         self.forward_seen = False
         self._groups: dict[tuple[int, int], Group] = {}
+        self._reached: dict[tuple[int, bool], bool] = {}
+        self._asked = -1
         self._spare: list[Tensor] = []
 
     def group(self, batch: int) -> Group:
@@ -54,6 +56,16 @@ class Rows:
             if all(task != known for known, _ in self._groups):
                 self.drop_stale()
             found = self._groups[task, batch] = Group(self._buffer(batch), batch)
+        return found
+
+    def reached(self, p: nn.Parameter, functional: bool) -> bool:
+        """Whether the running backward pass reaches a parameter, asked only once."""
+        task = current_backward()
+        if task != self._asked:
+            self._asked, self._reached = task, {}
+        found = self._reached.get((id(p), functional))
+        if found is None:
+            found = self._reached[id(p), functional] = reaches(p, functional)
         return found
 
     def drop_stale(self) -> None:

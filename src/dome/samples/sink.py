@@ -14,7 +14,6 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from dome.samples.engine import reaches
 from dome.samples.rows import Rows
 
 _Backward = TypeVar("_Backward", bound=Callable[..., Any])
@@ -50,7 +49,7 @@ class Sink:
 
     def wanted(self) -> bool:
         """Whether the backward pass that is running now needs the weight's gradient."""
-        return any(reaches(p, functional=True) for p in self._sources)
+        return any(self._rows.reached(p, True) for p in self._sources)
 
     def room(self, dtype: torch.dtype, zero: bool = False) -> Tensor | None:
         """Space (B, *weight) to write into, None if the rows must go through ``put``.
@@ -88,7 +87,7 @@ class Sink:
     def _recorded(self) -> list[nn.Parameter]:
         """The sources whose rows are kept: autograd.grad() alone fills no ``.grad``."""
         functional = self._rows.functional
-        return [p for p in self._sources if reaches(p, functional)]
+        return [p for p in self._sources if self._rows.reached(p, functional)]
 
 
 def _pull_back(

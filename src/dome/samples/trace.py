@@ -169,14 +169,23 @@ class Trace:
 
     def sort(self, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:  # noqa: ANN401
         """The batched and the derived tensors among the arguments."""
-        batched, derived = [], []
-        for t in tensors((args, kwargs) if kwargs else args):
-            origin = self.origin(t)
-            if isinstance(origin, Batched):
-                batched.append(t)
-            elif origin is not None:
-                derived.append(t)
+        batched: list[Tensor] = []
+        derived: list[Tensor] = []
+        for value in (*args, *kwargs.values()) if kwargs else args:
+            # Most arguments are tensors or numbers; nested ones are rare.
+            if isinstance(value, Tensor):
+                self._sort_one(value, batched, derived)
+            elif isinstance(value, tuple | list | dict):
+                for t in tensors(value):
+                    self._sort_one(t, batched, derived)
         return batched, derived
+
+    def _sort_one(self, t: Tensor, batched: list[Tensor], derived: list[Tensor]) -> None:
+        origin = self.origin(t)
+        if isinstance(origin, Batched):
+            batched.append(t)
+        elif origin is not None:
+            derived.append(t)
 
     def _sources(self, t: Tensor) -> tuple[nn.Parameter, ...]:
         origin = self.origin(t)

@@ -72,6 +72,20 @@ PASSIVE = frozenset(
 )
 
 
+# Asked all the time, answered without a tensor: not worth looking at the arguments.
+QUESTIONS = frozenset(
+    [
+        *operations("size", "dim", "numel", "stride", "is_floating_point", "__len__"),
+        *operations("is_contiguous", "get_device", "is_complex", "data_ptr"),
+        *(
+            getattr(torch.Tensor, name).__get__
+            for name in ("shape", "ndim", "dtype", "device", "requires_grad", "is_nested")
+            + ("is_leaf", "is_cuda", "is_sparse", "layout", "grad_fn", "is_mkldnn")
+        ),
+    ]
+)
+
+
 def rule_for(func: Callable[..., Any]) -> Rule:
     """The rule of an operation; one that has none is run for each sample by vmap."""
     return RULES.get(func, fallback)

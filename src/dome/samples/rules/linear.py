@@ -9,6 +9,7 @@ from torch.autograd import Function
 
 from dome.samples.axis import Axis
 from dome.samples.rules.fallback import fallback
+from dome.samples.rules.product import product
 from dome.samples.rules.site import Site
 from dome.samples.sink import apply, first_order
 from dome.samples.trace import Call, Trace
@@ -67,8 +68,8 @@ def addmm(
     if scales or trace.axis(mat1) is None:
         return fallback(trace, call, *call.args, **call.kwargs)
     with trace.resume():
-        product = torch.matmul(mat1, mat2)
-        return product + input.to(product.dtype)
+        out = torch.matmul(mat1, mat2)
+        return out + input.to(out.dtype)
 
 
 class _Linear(Function):
@@ -94,18 +95,17 @@ class _Linear(Function):
         if site.transposed:
             d, a = a, d
         if ctx.needs_input_grad[1] and site.wants_weight():
-            dw = _weight_gradient(site, d, a)
+            dw = weight_gradient(site, d, a)
         if ctx.needs_input_grad[2] and site.wants_bias():
             db = site.bias_total(d.sum(1))
         return dx, dw, db, None
 
 
-def _weight_gradient(site: Site, d: Tensor, a: Tensor) -> Tensor:
+def weight_gradient(site: Site, d: Tensor, a: Tensor) -> Tensor:
     """Store d[b]ᵀ a[b] of d (B, T, out) and a (B, T, in); their sum over b."""
-    product = torch.mul if d.shape[1] == 1 else torch.bmm
     if site.weight is not None:
         room = site.weight.room(d.dtype)
-        grads = product(d.transpose(1, 2), a, out=room)
+        grads = product(d.mT, a, room)
         if room is None:
             site.weight.put(grads)
         if d.shape[1] > _FEW_POSITIONS:

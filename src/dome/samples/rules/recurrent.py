@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from dome.samples.axis import Axis
-from dome.samples.rules.linear import linear_along
+from dome.samples.rules.linear import linear_along, weight_gradient
 from dome.samples.rules.site import Site
 from dome.samples.sink import apply, first_order
 from dome.samples.trace import Call, Trace
@@ -260,7 +260,7 @@ class _Injected(Function):
         if ctx.needs_input_grad[0] and site.wants_weight():
             inputs = torch.stack([seen.inputs[t] for t in range(len(delta))])
             a = site.axis.samples_first(inputs)
-            dw = site.weight_total(torch.bmm(d.mT, a))
+            dw = weight_gradient(site, d, a)
         if ctx.needs_input_grad[1] and site.wants_bias():
             db = site.bias_total(d.sum(1))
         return dw, db, None, None
