@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -64,3 +65,23 @@ def test_layers_that_alternate_in_the_vector_stay_separate_blocks():
 
     names = [b.name for b in Layout(Split(), "layerwise").blocks]
     assert len(names) == len(set(names))
+
+
+def test_lazy_parameters_without_a_shape_are_refused_by_name():
+    with pytest.raises(ValueError, match="parameter 'weight' has no shape yet"):
+        Layout(nn.LazyLinear(3))
+
+
+def test_sparse_gradients_are_refused_by_name():
+    model = nn.Embedding(5, 2, sparse=True)
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="gradient of 'weight' is sparse"):
+        Layout(model).gather()
+
+
+def test_a_model_moved_after_attaching_is_named():
+    model = nn.Linear(2, 2)
+    layout = Layout(model)
+    layout.parameters = tuple(nn.Linear(2, 2, device="meta").parameters())
+    with pytest.raises(RuntimeError, match="on meta, the basis on cpu: move the model"):
+        layout.gather()

@@ -66,6 +66,12 @@ class Layout:
             raise ValueError(
                 f"no trainable parameter in the {where}: nothing to filter"
             )
+        for name, p in named:
+            if isinstance(p, nn.parameter.UninitializedParameter):
+                raise ValueError(
+                    f"parameter {name!r} has no shape yet: run one batch through the "
+                    f"lazy modules first"
+                )
         self.parameters: tuple[nn.Parameter, ...] = tuple(p for _, p in named)
         self.slots: tuple[Slot, ...] = _slots(named)
         self.dim = self.slots[-1].stop
@@ -94,13 +100,24 @@ class Layout:
 
     def gather(self) -> Tensor:
         """The gradient in ``.grad`` as one vector (D,); a missing one is zero."""
-        like = next((p.grad for p in self.parameters if p.grad is not None), None)
-        like = self.parameters[0] if like is None else like
-        pieces = [
-            like.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1)
-            for p in self.parameters
-        ]
+        pieces = []
+        for p, slot in zip(self.parameters, self.slots, strict=True):
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad
+            self._check(gradient, slot)
+            pieces.append(gradient.detach().reshape(-1))
         return torch.cat(pieces)
+
+    def _check(self, gradient: Tensor, slot: Slot) -> None:
+        if gradient.is_sparse:
+            raise RuntimeError(
+                f"the gradient of {slot.name!r} is sparse, and a basis is dense: make "
+                f"its embedding with sparse=False"
+            )
+        if gradient.device != self.device:
+            raise RuntimeError(
+                f"the gradient of {slot.name!r} is on {gradient.device}, the basis on "
+                f"{self.device}: move the model first, then attach"
+            )
 
     def scatter_(self, vector: Tensor) -> None:
         """Write a flat gradient (D,) into ``.grad``, where there is one."""
