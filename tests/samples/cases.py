@@ -350,6 +350,24 @@ PARAMETERS = {
         Then(lambda m, x: m.w @ x, w=vector(4, 3)),
         sequence(B, 3, 2),
     ),
+    "matmul of stacks": lambda: (
+        Then(lambda m, x: (x @ m.w, m.v @ x), w=vector(2, 3, 4), v=vector(2, 5, 4)),
+        sequence(B, 2, 4, 3),
+    ),
+    "relative attention": lambda: (
+        Then(
+            lambda m, x: torch.bmm(x.flatten(0, 1), m.keys.repeat(len(x), 1, 1)),
+            keys=vector(2, 3, 5),
+        ),
+        sequence(B, 2, 4, 3),
+    ),
+    "learned bias of attention": lambda: (
+        Then(
+            lambda m, x: F.scaled_dot_product_attention(x, x, x, attn_mask=m.bias[None]),
+            bias=vector(2, B, B),
+        ),
+        sequence(B, 2, B, 3),
+    ),
     "matrix times vector": lambda: (
         Then(lambda m, x: x @ m.w, w=vector(3)),
         sequence(B, 2, 3),

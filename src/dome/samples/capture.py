@@ -19,7 +19,7 @@ from dome.samples.axis import Axis
 from dome.samples.refuse import check_capturable, is_checkpointed, recomputed
 from dome.samples.rows import Rows
 from dome.samples.rules import ALWAYS, PASSIVE, QUESTIONS, rule_for
-from dome.samples.trace import Call, Trace, tensors, unpacked
+from dome.samples.trace import Call, Trace, tensors, unpacked, writes
 
 
 class PerSample:
@@ -142,7 +142,7 @@ class _Watch(TorchFunctionMode):
         batched, derived = self._trace.sort(args, kwargs)
         if not batched and not derived:
             return func(*args, **kwargs)
-        call = Call(func, args, kwargs, batched, derived)
+        call = Call(func, args, kwargs, batched, derived, writes(func))
         meets = batched and derived and func not in PASSIVE and torch.is_grad_enabled()
         if meets or func in ALWAYS:
             if is_checkpointed():

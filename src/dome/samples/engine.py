@@ -1,5 +1,7 @@
 """Questions to autograd's engine about the backward pass that is running now."""
 
+from enum import IntEnum
+
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
@@ -10,18 +12,22 @@ def current_backward() -> int:
     return torch._C._current_graph_task_id()
 
 
-def reaches(p: nn.Parameter, functional: bool = False) -> bool:
-    """Whether the running backward pass is to compute the gradient of a parameter.
+class Reach(IntEnum):
+    """What the running backward pass does about the gradient of a parameter."""
 
-    Args:
-        p: The parameter, a leaf.
-        functional: Count ``autograd.grad()`` too, which leaves ``.grad`` alone.
-    """
+    NOTHING = 0
+    COMPUTES = 1  # for autograd.grad(), which leaves .grad alone
+    FILLS = 2
+
+
+def reach(p: nn.Parameter) -> Reach:
+    """What the running backward pass does about the gradient of a parameter."""
     try:
-        return torch._C._will_engine_execute_node(get_gradient_edge(p).node)
+        runs = torch._C._will_engine_execute_node(get_gradient_edge(p).node)
     except RuntimeError:
         # Torch refuses to answer for a leaf that autograd.grad() was asked for.
-        return functional
+        return Reach.COMPUTES
+    return Reach.FILLS if runs else Reach.NOTHING
 
 
 def has_gradient(p: nn.Parameter) -> bool:

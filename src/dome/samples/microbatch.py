@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dome.layout import Layout
-from dome.samples.engine import current_backward, has_gradient, reaches
+from dome.samples.engine import Reach, current_backward, has_gradient, reach
 from dome.samples.refuse import is_compiled
 from dome.samples.trace import tensors, unpacked
 
@@ -69,7 +69,7 @@ class MicroBatch:
 
     def _begin(self, _: Tensor) -> None:
         """The first gradient of a backward pass has arrived at the model's output."""
-        fills = any(reaches(p) for p in self._layout.parameters)
+        fills = any(reach(p) is Reach.FILLS for p in self._layout.parameters)
         if self._backward == current_backward() or not fills:
             return
         self._backward = current_backward()

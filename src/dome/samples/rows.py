@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dome.layout import Layout, Slot
-from dome.samples.engine import current_backward, has_gradient, reaches
+from dome.samples.engine import Reach, current_backward, has_gradient, reach
 
 
 class Group:
@@ -44,7 +44,7 @@ class Rows:
         self.functional = False
         self.forward_seen = False
         self._groups: dict[tuple[int, int], Group] = {}
-        self._reached: dict[tuple[int, bool], bool] = {}
+        self._reach: dict[int, Reach] = {}
         self._asked = -1
         self._spare: list[Tensor] = []
 
@@ -58,14 +58,21 @@ class Rows:
             found = self._groups[task, batch] = Group(self._buffer(batch), batch)
         return found
 
-    def reached(self, p: nn.Parameter, functional: bool) -> bool:
-        """Whether the running backward pass reaches a parameter, asked only once."""
+    def computes(self, p: nn.Parameter) -> bool:
+        """Whether the running backward pass needs the gradient of a parameter."""
+        return self._reach_of(p) > Reach.NOTHING
+
+    def records(self, p: nn.Parameter) -> bool:
+        """Whether the running backward pass makes rows of a parameter."""
+        return self._reach_of(p) > (Reach.NOTHING if self.functional else Reach.COMPUTES)
+
+    def _reach_of(self, p: nn.Parameter) -> Reach:
         task = current_backward()
         if task != self._asked:
-            self._asked, self._reached = task, {}
-        found = self._reached.get((id(p), functional))
+            self._asked, self._reach = task, {}
+        found = self._reach.get(id(p))
         if found is None:
-            found = self._reached[id(p), functional] = reaches(p, functional)
+            found = self._reach[id(p)] = reach(p)
         return found
 
     def drop_stale(self) -> None:

@@ -49,7 +49,7 @@ class Sink:
 
     def wanted(self) -> bool:
         """Whether the backward pass that is running now needs the weight's gradient."""
-        return any(self._rows.reached(p, True) for p in self._sources)
+        return any(self._rows.computes(p) for p in self._sources)
 
     def room(self, dtype: torch.dtype, zero: bool = False) -> Tensor | None:
         """Space (B, *weight) to write into, None if the rows must go through ``put``.
@@ -86,8 +86,7 @@ class Sink:
 
     def _recorded(self) -> list[nn.Parameter]:
         """The sources whose rows are kept: autograd.grad() alone fills no ``.grad``."""
-        functional = self._rows.functional
-        return [p for p in self._sources if self._rows.reached(p, functional)]
+        return [p for p in self._sources if self._rows.records(p)]
 
 
 def _pull_back(

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 from torch import Tensor, nn
@@ -33,11 +34,11 @@ class Derived:
 
     Attributes:
         sources: The parameters.
-        unexpanded: What it was expanded from, if it is an expansion.
+        copied: What it is made of copies of, if it was expanded or repeated.
     """
 
     sources: tuple[nn.Parameter, ...]
-    unexpanded: Tensor | None = None
+    copied: Tensor | None = None
 
 
 Origin = Batched | Derived
@@ -52,12 +53,15 @@ class Call:
     kwargs: dict[str, Any]
     batched: list[Tensor]
     derived: list[Tensor]
+    in_place: bool
 
-    @property
-    def in_place(self) -> bool:
-        """Whether the operation writes to its first argument."""
-        name = self.func.__name__
-        return name in _WRITING or (name.endswith("_") and not name.endswith("__"))
+
+@cache
+def writes(func: Callable[..., Any]) -> bool:
+    """Whether an operation writes to its first argument."""
+    name = func.__name__
+    dunder = name.endswith("__")
+    return name in _WRITING if dunder else name.endswith("_")
 
 
 _WRITING = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
@@ -162,7 +166,7 @@ class Trace:
                     self.mark_axis(t, self._followed(call, known, t))
         elif call.derived:
             sources = {id(p): p for t in call.derived for p in self._sources(t)}
-            origin = Derived(tuple(sources.values()), _unexpanded(call, out))
+            origin = Derived(tuple(sources.values()), _copied(call))
             for t in tensors(out):
                 if t.requires_grad and id(t) not in self._parameters:
                     self.mark(t, origin)
@@ -230,15 +234,12 @@ def unpacked(value: Any) -> Any:  # noqa: ANN401 (whatever a model takes)
     return value
 
 
-_EXPANDING = frozenset(
+_COPYING = frozenset(
     operations("expand", "expand_as", "broadcast_to", "repeat", "tile")
 )
 
 
-def _unexpanded(call: Call, out: Any) -> Tensor | None:  # noqa: ANN401 (any result)
-    """What a result was expanded from, without copying different parts of it."""
-    if call.func not in _EXPANDING or not isinstance(call.args[0], Tensor):
-        return None
-    base: Tensor = call.args[0]
-    sizes = zip(reversed(base.shape), reversed(out.shape), strict=False)
-    return base if all(old in (1, new) for old, new in sizes) else None
+def _copied(call: Call) -> Tensor | None:
+    """What the result of an operation consists of copies of, if of anything."""
+    copies = call.func in _COPYING and isinstance(call.args[0], Tensor)
+    return call.args[0] if copies else None

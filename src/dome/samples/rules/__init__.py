@@ -56,6 +56,8 @@ RULES: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys(operations("matmul", "mm", "__matmul__"), matmul),
     **dict.fromkeys(operations("addmm"), addmm),
     **dict.fromkeys(operations("cat", "concat", "concatenate", "stack"), concatenate),
+    **dict.fromkeys(operations("bmm", "baddbmm"), broadcast),
+    F.scaled_dot_product_attention: broadcast,
     **dict.fromkeys(BROADCASTING, broadcast),
 }
 

@@ -102,19 +102,27 @@ def spread(trace: Trace, t: Tensor, axis: Axis, size: int) -> Tensor:
     return apply(_Spread, t, sink, axis, size)
 
 
-def shared_part(trace: Trace, t: Tensor, dim: int, size: int) -> Tensor | None:
-    """A weight expanded along ``dim``, such as a class token, with size 1 there.
+def spread_copies(trace: Trace, t: Tensor, axis: Axis, size: int) -> Tensor | None:
+    """A weight that was copied for each sample, such as a class token, spread instead.
 
-    None if the weight is no expansion: then it may hold a part for each sample.
+    None if it was not: then it is whole to each sample, or holds a part for each.
     """
-    origin = trace.origin(t)
-    base = origin.unexpanded if isinstance(origin, Derived) else None
+    origin, dim = trace.origin(t), axis.dim
+    base = origin.copied if isinstance(origin, Derived) else None
     if base is None or not 0 <= dim < t.ndim or t.shape[dim] != size:
         return None
-    if t.ndim - base.ndim <= dim and base.shape[dim - t.ndim] != 1:
-        return None
-    with trace.resume():
-        return base.expand(*t.shape[:dim], 1, *t.shape[dim + 1 :])
+    before = t.ndim - base.ndim
+    if all(old in (1, new) for old, new in zip(base.shape, t.shape[before:], strict=True)):
+        if before <= dim and base.shape[dim - before] != 1:
+            return None
+        with trace.resume():
+            part = base.expand(*t.shape[:dim], 1, *t.shape[dim + 1 :])
+        return spread(trace, part, axis, size)
+    if dim == before == 0 and size == axis.batch * axis.inner == axis.batch * len(base):
+        # (heads, ...) repeated to (B·heads, ...), as relative attention does.
+        each = spread(trace, base, Axis(-1, axis.batch), axis.batch)
+        return each.flatten(0, 1) if each.shape[2:] == t.shape[1:] else None
+    return None
 
 
 def _leading(trace: Trace, call: Call) -> tuple[Tensor, Axis]:
@@ -134,8 +142,9 @@ def _aligned(trace: Trace, t: Tensor, x: Tensor, axis: Axis) -> Tensor:
     if not isinstance(t, Tensor) or not isinstance(trace.origin(t), Derived):
         return t
     size, place = x.shape[axis.dim], t.ndim - (x.ndim - axis.dim)
-    shared = shared_part(trace, t, place, size)
-    t = t if shared is None else shared
+    copies = spread_copies(trace, t, axis.moved(place), size)
+    if copies is not None:
+        return copies
     if place >= 0 and t.shape[place] not in (1, size):
         problem = f"its shape {tuple(t.shape)} does not line up with {tuple(x.shape)}"
         raise trace.lost(problem, t)

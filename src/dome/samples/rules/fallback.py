@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 from dome.samples.axis import Axis
-from dome.samples.rules.broadcast import shared_part, spread
+from dome.samples.rules.broadcast import spread, spread_copies
 from dome.samples.trace import Batched, Call, Trace, tensors
 
 
@@ -64,9 +64,9 @@ def _axes(trace: Trace, call: Call, values: list[Any]) -> dict[int, Axis | None]
     size = values[place].shape[first.dim]
     for i, value in enumerate(values):
         if isinstance(value, Tensor) and trace.sink(value) is not None:
-            part = shared_part(trace, value, first.dim, size)
-            values[i] = value if part is None else spread(trace, part, first, size)
-            axes[i] = None if part is None else first
+            copies = spread_copies(trace, value, first, size)
+            values[i] = value if copies is None else copies
+            axes[i] = None if copies is None else first
     return axes
 
 

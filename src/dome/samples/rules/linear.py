@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from dome.samples.axis import Axis
+from dome.samples.rules.broadcast import broadcast
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.product import product
 from dome.samples.rules.site import Site
@@ -17,6 +18,8 @@ from dome.samples.trace import Call, Trace
 # Up to so many positions a sample, one more product is cheaper than reading the rows
 # again to sum them.
 _FEW_POSITIONS = 16
+
+_MATRIX = 2  # dimensions
 
 
 def linear(
@@ -44,16 +47,23 @@ def linear_along(
 
 
 def matmul(trace: Trace, call: Call, input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
-    """``x @ W`` with W (in, out); any other product is left to vmap."""
+    """``x @ W`` with W (in, out), or any product of stacks of matrices."""
     axis = trace.axis(input)
-    plain = other.ndim == 2 and axis is not None and axis.dim < input.ndim - 1
-    if axis is None or not plain or trace.sink(other) is None:
-        return fallback(trace, call, *call.args, **call.kwargs)
-    out: Tensor = apply(
-        _Linear, input, other, None, Site(axis, trace.sink(other), None, True)
-    )
-    trace.mark_axis(out, axis)
-    return out
+    stacked = min(input.ndim, other.ndim) >= _MATRIX
+    if trace.sink(other) is not None and other.ndim == _MATRIX and axis is not None:
+        if axis.dim < input.ndim - 1:
+            site = Site(axis, trace.sink(other), None, True)
+            out: Tensor = apply(_Linear, input, other, None, site)
+            trace.mark_axis(out, axis)
+            return out
+    elif stacked and all(_in_stack(trace, t) for t in call.batched):
+        return broadcast(trace, call, input, other)
+    return fallback(trace, call, input, other)
+
+
+def _in_stack(trace: Trace, x: Tensor) -> bool:
+    axis = trace.axis(x)
+    return axis is not None and axis.dim < x.ndim - _MATRIX
 
 
 def addmm(
