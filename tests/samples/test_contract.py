@@ -1,7 +1,10 @@
 import pytest
 import torch
-from samples.cases import LAYERS, PARAMETERS, SEQUENCES, TIME_FIRST, built
+from samples.cases_layers import LAYERS
+from samples.cases_parameters import PARAMETERS
+from samples.cases_sequences import SEQUENCES, TIME_FIRST
 from samples.loop import per_sample_loop, sum_loss, tensors_in
+from samples.models import built
 from torch.testing import assert_close
 
 from dome.layout import Layout

@@ -1,13 +1,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from samples.cases_layers import LAYERS
+from samples.cases_parameters import PARAMETERS
+from samples.cases_sequences import SEQUENCES
+from samples.loop import per_sample_loop, sum_loss, tensors_in
+from samples.models import built
 from torch import nn
 from torch.testing import assert_close
 
 from dome.layout import Layout
 from dome.samples import PerSample
-from samples.cases import LAYERS, PARAMETERS, SEQUENCES, built
-from samples.loop import per_sample_loop, sum_loss, tensors_in
 
 CASES = {**LAYERS, **SEQUENCES, **PARAMETERS}
 # Plain autocast has no kernels for these on CPU: a QR and a distance in bfloat16.
@@ -74,7 +77,11 @@ def test_backward_inside_autocast_is_no_different():
 
 def test_scaled_losses_scale_the_rows_with_the_gradient():
     torch.manual_seed(0)
-    model, x, y = nn.Linear(4, 3).double(), torch.randn(5, 4).double(), torch.arange(5) % 3
+    model, x, y = (
+        nn.Linear(4, 3).double(),
+        torch.randn(5, 4).double(),
+        torch.arange(5) % 3,
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     source = PerSample(model, Layout(model))

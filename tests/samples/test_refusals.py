@@ -1,13 +1,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from samples.models import Then, vector
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from dome.layout import Layout
 from dome.samples import PerSample, source_for
-from samples.cases import Then, vector
 
 
 def attach(model, **options):
@@ -77,7 +77,9 @@ def test_embedding_options_without_per_sample_meaning_are_refused(kind, option):
 def test_time_first_layer_under_batch_first_input_names_layer_and_cure():
     model = Then(lambda m, x: m.layer(x)[0], layer=nn.LSTM(3, 4))
     attach(model)
-    with pytest.raises(RuntimeError, match=r"'layer.weight_ih_l0'.*batch_first.*batch_dim"):
+    with pytest.raises(
+        RuntimeError, match=r"'layer.weight_ih_l0'.*batch_first.*batch_dim"
+    ):
         model(torch.randn(5, 2, 3))
 
 
@@ -126,7 +128,9 @@ def test_operation_that_cannot_be_split_by_sample_is_named():
     model = Then(lambda m, x: Opaque.apply(x, m.w), w=vector(3))
     source = attach(model)
     model(torch.randn(4, 3)).sum().backward()
-    with pytest.raises(RuntimeError, match=r"'w' has a gradient that no captured sample"):
+    with pytest.raises(
+        RuntimeError, match=r"'w' has a gradient that no captured sample"
+    ):
         source.take()
 
 

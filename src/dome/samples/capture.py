@@ -8,7 +8,7 @@ is not wrapped and nothing is hung on its parameters.
 """
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from dome.layout import Layout
 from dome.samples.axis import Axis
+from dome.samples.nested import Value, tensors, unpacked
 from dome.samples.refuse import check_capturable, is_checkpointed, recomputed
 from dome.samples.rows import Rows
 from dome.samples.rules import ALWAYS, PASSIVE, QUESTIONS, rule_for
-from dome.samples.trace import Call, Trace, tensors, unpacked, writes
+from dome.samples.trace import Call, Trace, writes
 
 
 class PerSample:
@@ -42,7 +43,7 @@ class PerSample:
         self._batch_dim = batch_dim or 0
         self._active = True
         self._depth = 0
-        self._watching = False
+        self._stack = ExitStack()
         bags = [m for m in model.modules() if isinstance(m, nn.EmbeddingBag)]
         self._mode = _Watch(model, layout, self.rows, bags)
         self._handles = (
@@ -55,7 +56,7 @@ class PerSample:
         self._active = active
 
     def take(self) -> Tensor | None:
-        """The rows (B, D) of all backward passes since the last call; see the protocol."""
+        """The rows (B, D) of every backward pass since the last call."""
         return self.rows.take()
 
     def discard(self) -> None:
@@ -68,11 +69,11 @@ class PerSample:
             handle.remove()
         self.discard()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Value, ...]:
         # A copied or pickled model takes its hooks along; there they must do nothing.
         return _inert, ()
 
-    def _enter(self, _: nn.Module, args: Any, kwargs: Any) -> None:  # noqa: ANN401
+    def _enter(self, _: nn.Module, args: Value, kwargs: Value) -> None:
         # A model that calls itself is watched from the outermost call on.
         self._depth += 1
         if self._depth > 1 or not self._active or not torch.is_grad_enabled():
@@ -80,20 +81,17 @@ class PerSample:
         self.rows.drop_stale()
         self._mode.begin(unpacked((args, kwargs)), self._batch_dim)
         self.rows.forward_seen = True
-        self._mode.__enter__()
-        self._watching = True
+        self._stack.enter_context(self._mode)
 
     def _leave(self, *_: object) -> None:
         self._depth = max(self._depth - 1, 0)
-        if self._depth == 0 and self._watching:
-            self._watching = False
-            self._mode.__exit__(None, None, None)
+        if self._depth == 0:
+            self._stack.close()
 
 
 def _inert() -> PerSample:
     source = object.__new__(PerSample)
-    source._active = source._watching = False
-    source._depth = 0
+    source._active, source._depth, source._stack = False, 0, ExitStack()
     return source
 
 
@@ -116,8 +114,8 @@ class _Watch(TorchFunctionMode):
         found = list(tensors(inputs))
         if not found or found[0].ndim <= batch_dim:
             raise RuntimeError(
-                f"the model's input has no dimension {batch_dim} to find the samples in; "
-                'pass tensors to model(...), or use samples="microbatch"'
+                f"the model's input has no dimension {batch_dim} to find the samples "
+                'in; pass tensors to model(...), or use samples="microbatch"'
             )
         batch = found[0].shape[batch_dim]
         offsets = _offsets(found) if self._bags else None
@@ -131,11 +129,11 @@ class _Watch(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Any],
+        func: Callable[..., Value],
         types: object,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+        args: tuple[Value, ...] = (),
+        kwargs: dict[str, Value] | None = None,
+    ) -> Value:
         kwargs = kwargs or {}
         if func in QUESTIONS:
             return func(*args, **kwargs)
@@ -163,6 +161,6 @@ def _input_axis(t: Tensor, batch: int, batch_dim: int) -> Axis | None:
 
 
 def _offsets(inputs: list[Tensor]) -> Tensor | None:
-    """The offsets of ``(indices, offsets)``, both 1-D: a sample is a bag, not an index."""
+    """The offsets of ``(indices, offsets)``, both 1-D: then a sample is a bag."""
     pair = [t for t in inputs[:2] if t.ndim == 1 and not t.is_floating_point()]
     return pair[1] if len(pair) == 2 else None

@@ -6,18 +6,52 @@ size; what is still ambiguous is tried on shapes alone, with one sample more.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from dome.samples.axis import Axis
+from dome.samples.nested import Value
 
-Axes = Callable[[Tensor], Axis | None]
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An operation that ran.
+
+    Attributes:
+        func: The operation.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        x: The first argument that holds samples.
+        axis: Where in x.
+        out: A result.
+        axes: Looks up where any tensor holds samples.
+    """
+
+    func: Callable[..., Value]
+    args: tuple[Value, ...]
+    kwargs: dict[str, Value]
+    x: Tensor
+    axis: Axis
+    out: Tensor
+    axes: Callable[[Tensor], Axis | None]
+
+    def argument(self, place: int, *names: str) -> Value:
+        """An argument by position or by one of its names, None if it was not given."""
+        if len(self.args) > place:
+            return self.args[place]
+        return next((self.kwargs[name] for name in names if name in self.kwargs), None)
 
 
-def operations(*names: str) -> Iterator[Callable[..., Any]]:
+def follow(step: Step) -> Axis | None:
+    """Axis of the result of an operation, None if the samples are lost sight of."""
+    axis = _MOVES.get(step.func, _kept)(step)
+    return axis if axis is not None and axis.fits(step.out.shape) else None
+
+
+def operations(*names: str) -> Iterator[Callable[..., Value]]:
     """Every torch function and tensor method of these names."""
     for name in names:
         for owner in (torch, torch.Tensor, torch.nn.functional, torch.special):
@@ -28,153 +62,104 @@ def operations(*names: str) -> Iterator[Callable[..., Any]]:
 BROADCASTING = frozenset(
     operations(
         *("add", "sub", "mul", "div", "true_divide", "subtract", "multiply", "divide"),
-        *(
-            "add_",
-            "sub_",
-            "mul_",
-            "div_",
-            "rsub",
-            "__rsub__",
-            "__rdiv__",
-            "__rtruediv__",
-        ),
-        *(
-            "__radd__",
-            "__rmul__",
-            "__rpow__",
-            "__add__",
-            "__sub__",
-            "__mul__",
-            "__pow__",
-        ),
+        *("add_", "sub_", "mul_", "div_", "rsub", "__rsub__", "__rdiv__"),
+        *("__radd__", "__rmul__", "__rpow__", "__add__", "__sub__", "__mul__"),
         *("__truediv__", "__iadd__", "__isub__", "__imul__", "__itruediv__"),
-        *("pow", "pow_", "float_power", "maximum", "minimum", "fmax", "fmin", "where"),
-        *(
-            "addcmul",
-            "addcdiv",
-            "lerp",
-            "atan2",
-            "hypot",
-            "logaddexp",
-            "xlogy",
-            "clamp",
-        ),
-        *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "remainder"),
+        *("__pow__", "__rtruediv__", "pow", "pow_", "float_power", "where", "clamp"),
+        *("maximum", "minimum", "fmax", "fmin", "addcmul", "addcdiv", "lerp", "xlogy"),
+        *("atan2", "hypot", "logaddexp", "remainder", "logical_and", "logical_or"),
+        *("eq", "ne", "lt", "le", "gt", "ge"),
     )
 )
-RESHAPING = frozenset(
-    operations(
-        *("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "ravel"),
-        *("view_as", "reshape_as", "atleast_1d", "atleast_2d"),
-    )
-)
-PERMUTING = frozenset(
-    [
-        *operations("transpose", "permute", "movedim", "moveaxis", "swapaxes"),
-        *operations("swapdims", "t", "adjoint"),
-        *(getattr(torch.Tensor, name).__get__ for name in ("T", "mT", "H", "mH")),
-    ]
-)
-_MIXING = frozenset(
-    operations("einsum", "tensordot", "matmul", "__matmul__", "chain_matmul")
-)
-_REORDERING = frozenset(
-    operations("flip", "roll", "sort", "argsort", "index_select", "flipud", "msort")
-)
-_REPEATING = frozenset(
-    operations("repeat", "tile", "repeat_interleave", "expand", "expand_as")
-)
-_INTERLEAVING = frozenset(operations("repeat_interleave"))
-# Their result is their argument, whose old shape is gone by the time it is asked for.
-_RESTRIDING = frozenset(operations("squeeze_", "unsqueeze_", "t_", "transpose_"))
 
 
-def follow(
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    x: Tensor,
-    axis: Axis,
-    out: Tensor,
-    axes: Axes,
-) -> Axis | None:
-    """Axis of one result of an operation, None if the samples are lost sight of.
+def _kept(step: Step) -> Axis | None:
+    """The axis of most operations: in its place, or where its size is found again."""
+    x, axis, out = step.x, step.axis, step.out
+    if out.ndim == x.ndim and axis.fits(out.shape):
+        return axis
+    size = x.shape[axis.dim]
+    places = [dim for dim, length in enumerate(out.shape) if length == size]
+    return axis.moved(places[0]) if len(places) == 1 else _probed(step)
 
-    Args:
-        func: The operation.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        x: The first argument that holds samples.
-        axis: Where in x.
-        out: The result.
-        axes: Looks up where any tensor holds samples.
-    """
-    if func in RESHAPING:
-        return axis.reshaped(x.shape, out.shape)
-    if func in PERMUTING:
-        marked = torch.empty(tuple(range(2, x.ndim + 2)), device="meta")
-        dims = {k: v for k, v in kwargs.items() if not isinstance(v, Tensor)}
-        return axis.moved(func(marked, *args[1:], **dims).shape.index(axis.dim + 2))
-    if func is torch.Tensor.__getitem__:
-        return _indexed(x, args[1], axis)
-    if func is torch.Tensor.__setitem__:
-        return assigned_axis(out, args[1], x, axis)
-    if func in _RESTRIDING:
+
+def _probed(step: Step) -> Axis | None:
+    """The dimension of the result that grows with one sample more, on shapes alone."""
+
+    def grown(t: Tensor) -> Tensor:
+        found, shape = step.axes(t), list(t.shape)
+        if found is not None:
+            shape[found.dim] += shape[found.dim] // found.batch
+        return torch.empty(shape, dtype=t.dtype, device="meta")
+
+    try:
+        args, kwargs = tree_map_only(Tensor, grown, (step.args, step.kwargs))
+        result = step.func(*args, **kwargs)
+    except Exception:  # noqa: BLE001 (whatever a kernel says, the answer is: unknown)
         return None
-    if func in _REORDERING and not _same_order(args, kwargs, x, axis):
+    first = result if isinstance(result, Tensor) else result[0]
+    sizes = enumerate(zip(first.shape, step.out.shape, strict=False))
+    changed = [dim for dim, (new, old) in sizes if new != old]
+    return step.axis.moved(changed[0]) if len(changed) == 1 else None
+
+
+def _reshaped(step: Step) -> Axis | None:
+    return step.axis.reshaped(step.x.shape, step.out.shape)
+
+
+def _permuted(step: Step) -> Axis | None:
+    marked = torch.empty(tuple(range(2, step.x.ndim + 2)), device="meta")
+    dims = {k: v for k, v in step.kwargs.items() if not isinstance(v, Tensor)}
+    shape = step.func(marked, *step.args[1:], **dims).shape
+    return step.axis.moved(shape.index(step.axis.dim + 2))
+
+
+def _from_the_right(step: Step) -> Axis | None:
+    return step.axis.moved(step.out.ndim - step.x.ndim + step.axis.dim)
+
+
+def _from_the_left(step: Step) -> Axis | None:
+    return step.axis
+
+
+def _interleaved(step: Step) -> Axis | None:
+    axis, repeats = step.axis, step.argument(1, "repeats")
+    dim = step.argument(2, "dim")
+    if dim is None or not isinstance(repeats, int):
         return None
-    if func in BROADCASTING:
-        return axis.moved(out.ndim - x.ndim + axis.dim)
-    if func in _REPEATING:
-        return _repeated(func, args, kwargs, x, axis, out)
-    if func not in _MIXING:
-        if out.ndim == x.ndim and axis.fits(out.shape):
-            return axis
-        size = x.shape[axis.dim]
-        places = [dim for dim, length in enumerate(out.shape) if length == size]
-        if len(places) == 1:
-            return axis.moved(places[0])
-    return _probed(func, args, kwargs, axis, out, axes)
+    mine = dim % step.x.ndim == axis.dim
+    return Axis(axis.dim, axis.batch, axis.inner * repeats) if mine else axis
 
 
-def _repeated(
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    x: Tensor,
-    axis: Axis,
-    out: Tensor,
-) -> Axis | None:
-    moved = axis.moved(out.ndim - x.ndim + axis.dim)
-    if func not in _INTERLEAVING or out.shape[moved.dim] == x.shape[axis.dim]:
-        return moved
-    repeats = args[1] if len(args) > 1 else kwargs.get("repeats")
-    if not isinstance(repeats, int):
+def _reordered(step: Step) -> Axis | None:
+    """Flips, sorts and selections: harmless along any dimension but the batch."""
+    place = 2 if step.func in _ROLLING else 1
+    dims = step.argument(place, "dim", "dims")
+    if dims is None:
         return None
-    return Axis(axis.dim, axis.batch, axis.inner * repeats)
+    given = dims if isinstance(dims, tuple | list) else (dims,)
+    touched = any(dim % step.x.ndim == step.axis.dim for dim in given)
+    return None if touched else step.axis
 
 
-def _same_order(
-    args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor, axis: Axis
-) -> bool:
-    """Whether an operation that reorders along some dimensions leaves the batch alone."""
-    named = [kwargs[key] for key in ("dim", "dims") if key in kwargs]
-    given = named or [a for a in args[1:] if isinstance(a, int | tuple | list)]
-    if not given:
-        return False
-    dims = given[-1] if isinstance(given[-1], tuple | list) else (given[-1],)
-    return all(d % x.ndim != axis.dim for d in dims)
+def _indexed(step: Step) -> Axis | None:
+    return indexed_axis(step.x, step.args[1], step.axis)
 
 
-def _indexed(x: Tensor, index: Any, axis: Axis) -> Axis | None:  # noqa: ANN401 (torch)
+def _assigned(step: Step) -> Axis | None:
+    return assigned_axis(step.out, step.args[1], step.x, step.axis)
+
+
+def _lost(_: Step) -> Axis | None:
+    return None
+
+
+def indexed_axis(x: Tensor, index: Value, axis: Axis) -> Axis | None:
     """Axis of ``x[index]`` for integers, slices, None, ... and one tensor elsewhere."""
     index = index if isinstance(index, tuple) else (index,)
     consumed = sum(_width(i) for i in index)
     dim = place = 0
     for i in index:
-        if i is None:
-            place += 1
-            continue
         width = x.ndim - consumed if i is Ellipsis else _width(i)
         if dim <= axis.dim < dim + width:
             untouched = i is Ellipsis or (isinstance(i, slice) and i == slice(None))
@@ -184,19 +169,21 @@ def _indexed(x: Tensor, index: Any, axis: Axis) -> Axis | None:  # noqa: ANN401 
     return axis.moved(place + axis.dim - dim)
 
 
-def assigned_axis(target: Tensor, index: Any, value: Tensor, axis: Axis) -> Axis | None:  # noqa: ANN401
-    """Where ``target[index] = value`` puts the samples of the value, if that is clear."""
+def assigned_axis(
+    target: Tensor, index: Value, value: Tensor, axis: Axis
+) -> Axis | None:
+    """Where ``target[index] = value`` puts the samples, if that is clear."""
     place = target[index].ndim - value.ndim + axis.dim
     for dim in range(target.ndim):
         held = axis.moved(dim)
         if held.fits(target.shape):
-            found = _indexed(target, index, held)
+            found = indexed_axis(target, index, held)
             if found is not None and found.dim == place:
                 return held
     return None
 
 
-def _width(i: Any) -> int:  # noqa: ANN401 (torch)
+def _width(i: Value) -> int:
     """Dimensions of the indexed tensor that an index takes."""
     if i is None or i is Ellipsis:
         return 0
@@ -204,36 +191,32 @@ def _width(i: Any) -> int:  # noqa: ANN401 (torch)
     return i.ndim if boolean else 1
 
 
-def _places(i: Any) -> int:  # noqa: ANN401 (torch)
+def _places(i: Value) -> int:
     """Dimensions of the result that an index leaves."""
     if isinstance(i, Tensor):
         return 1 if i.dtype == torch.bool else i.ndim
-    return int(isinstance(i, slice | list))
+    return int(i is None or isinstance(i, slice | list))
 
 
-def _probed(
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    axis: Axis,
-    out: Tensor,
-    axes: Axes,
-) -> Axis | None:
-    """The dimension of the result that grows with one sample more, on shapes alone."""
-
-    def grown(t: Tensor) -> Tensor:
-        found, shape = axes(t), list(t.shape)
-        if found is not None:
-            shape[found.dim] += shape[found.dim] // found.batch
-        return torch.empty(shape, dtype=t.dtype, device="meta")
-
-    try:
-        args, kwargs = tree_map_only(Tensor, grown, (args, kwargs))
-        result = func(*args, **kwargs)
-    except Exception:  # noqa: BLE001 (whatever a kernel says, the answer is: unknown)
-        return None
-    first = result if isinstance(result, Tensor) else result[0]
-    changed = [
-        d for d, n in enumerate(first.shape) if d >= out.ndim or n != out.shape[d]
-    ]
-    return axis.moved(changed[0]) if len(changed) == 1 else None
+_ROLLING = frozenset(operations("roll"))
+_MOVES: dict[Callable[..., Value], Callable[[Step], Axis | None]] = {
+    **dict.fromkeys(BROADCASTING, _from_the_right),
+    **dict.fromkeys(operations("repeat", "tile"), _from_the_right),
+    **dict.fromkeys(operations("expand", "expand_as"), _from_the_right),
+    **dict.fromkeys(operations("one_hot", "embedding"), _from_the_left),
+    **dict.fromkeys(operations("repeat_interleave"), _interleaved),
+    **dict.fromkeys(operations("view", "reshape", "flatten", "unflatten"), _reshaped),
+    **dict.fromkeys(operations("unsqueeze", "squeeze", "ravel", "view_as"), _reshaped),
+    **dict.fromkeys(operations("reshape_as", "atleast_1d", "atleast_2d"), _reshaped),
+    **dict.fromkeys(operations("transpose", "permute", "t", "adjoint"), _permuted),
+    **dict.fromkeys(operations("movedim", "moveaxis"), _permuted),
+    **dict.fromkeys(operations("swapaxes", "swapdims"), _permuted),
+    **{getattr(torch.Tensor, n).__get__: _permuted for n in ("T", "mT", "H", "mH")},
+    **dict.fromkeys(operations("einsum", "tensordot", "matmul", "__matmul__"), _probed),
+    **dict.fromkeys(operations("flip", "roll", "sort", "argsort", "msort"), _reordered),
+    **dict.fromkeys(operations("index_select", "flipud"), _reordered),
+    # Their result is their argument, whose old shape is gone when it is asked for.
+    **dict.fromkeys(operations("squeeze_", "unsqueeze_", "t_", "transpose_"), _lost),
+    torch.Tensor.__getitem__: _indexed,
+    torch.Tensor.__setitem__: _assigned,
+}

@@ -4,15 +4,13 @@ Works with any model, batch norm and torch.compile included, and costs one copy 
 gradient for each call of ``backward()``.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from dome.layout import Layout
 from dome.samples.engine import Reach, current_backward, has_gradient, reach
+from dome.samples.nested import Value, tensors, unpacked
 from dome.samples.refuse import is_compiled
-from dome.samples.trace import tensors, unpacked
 
 
 class MicroBatch:
@@ -30,7 +28,7 @@ class MicroBatch:
         self._backward = -1
         self._clean = False
         self._before: Tensor | None = None
-        hook: Any = self._watch
+        hook: Value = self._watch
         if any(is_compiled(module) for module in model.modules()):
             hook = torch.compiler.disable(hook)
         self._handle = model.register_forward_hook(hook)
@@ -53,11 +51,11 @@ class MicroBatch:
         self._handle.remove()
         self.discard()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Value, ...]:
         # A copied or pickled model takes its hooks along; there they must do nothing.
         return _inert, ()
 
-    def _watch(self, _: nn.Module, __: Any, output: Any) -> None:  # noqa: ANN401
+    def _watch(self, _: nn.Module, __: Value, output: Value) -> None:
         if not self._active or not torch.is_grad_enabled():
             return
         self._clean = not any(has_gradient(p) for p in self._layout.parameters)

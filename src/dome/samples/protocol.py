@@ -9,7 +9,7 @@ class SampleSource(Protocol):
     """Collects gradient samples from the user's own ``backward()`` calls."""
 
     def arm(self, active: bool) -> None:
-        """Choose whether forward passes from now on are captured (at first they are)."""
+        """Choose whether forward passes from now on are captured (the default)."""
 
     def take(self) -> Tensor | None:
         """Hand over the samples since the last call as rows (B, D), and forget them.

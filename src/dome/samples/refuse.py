@@ -12,17 +12,17 @@ def check_capturable(model: nn.Module) -> None:
         where = f"layer {name!r}" if name else "the model"
         if isinstance(module, wrappers):
             raise ValueError(
-                f"{where} is a {type(module).__name__}: attach to the module inside it, "
-                "before it is wrapped"
+                f"{where} is a {type(module).__name__}: attach to the module inside "
+                "it, before it is wrapped"
             )
         if isinstance(module, torch.jit.ScriptModule):
             raise ValueError(
-                f"{where} is a TorchScript module, whose operations cannot be seen: use "
-                'the Python module, or samples="microbatch"'
+                f"{where} is a TorchScript module, whose operations cannot be seen: "
+                'use the Python module, or samples="microbatch"'
             )
         if is_compiled(module):
             raise ValueError(
-                f"{where} is compiled by torch.compile, whose operations cannot be seen: "
+                f"{where} is compiled by torch.compile: its operations cannot be seen; "
                 'use the model as it was before torch.compile, or samples="microbatch"'
             )
         if isinstance(module, _BatchNorm) and module.training:

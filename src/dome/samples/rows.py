@@ -64,7 +64,9 @@ class Rows:
 
     def records(self, p: nn.Parameter) -> bool:
         """Whether the running backward pass makes rows of a parameter."""
-        return self._reach_of(p) > (Reach.NOTHING if self.functional else Reach.COMPUTES)
+        return self._reach_of(p) > (
+            Reach.NOTHING if self.functional else Reach.COMPUTES
+        )
 
     def _reach_of(self, p: nn.Parameter) -> Reach:
         task = current_backward()
@@ -134,7 +136,7 @@ class Rows:
                 raise RuntimeError(
                     f"parameter {slot.name!r} has a gradient that no captured sample "
                     "accounts for: it was used outside model(...), under activation "
-                    "checkpointing, inside a torch.autograd.Function of its own, or its "
-                    ".grad was set by hand. Call the model itself, switch checkpointing "
-                    'off, or use samples="microbatch"'
+                    "checkpointing or inside a torch.autograd.Function, or .grad was "
+                    "set by hand. Call the model itself, switch checkpointing off, or "
+                    'use samples="microbatch"'
                 )

@@ -14,17 +14,21 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from dome.samples.nested import Value
 from dome.samples.rows import Rows
 
-_Backward = TypeVar("_Backward", bound=Callable[..., Any])
+# What autograd passes to the forward and backward of a function; torch types it so.
+Context = Any
+
+_Backward = TypeVar("_Backward", bound=Callable[..., Value])
 
 # A second differentiation would bypass the rows: torch's own error is the right one.
 first_order = cast(Callable[[_Backward], _Backward], once_differentiable)
 
 
-def apply(function: type[Function], *args: Any) -> Any:  # noqa: ANN401 (torch's own)
+def apply(function: type[Function], *args: Value) -> Value:
     """Run an autograd function."""
-    return function.apply(*args)  # type: ignore[no-untyped-call] # torch's is untyped
+    return function.apply(*args)
 
 
 class Sink:

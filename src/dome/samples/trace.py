@@ -6,17 +6,17 @@ else is a constant. Tensors are remembered weakly, by identity.
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from torch import Tensor, nn
 
 from dome.layout import Layout
 from dome.samples.axis import Axis
-from dome.samples.flow import follow, operations
+from dome.samples.flow import Step, follow, operations
+from dome.samples.nested import Value, tensors
 from dome.samples.rows import Rows
 from dome.samples.sink import Sink
 
@@ -48,16 +48,16 @@ Origin = Batched | Derived
 class Call:
     """An operation on its way to torch, with the tensors among its arguments sorted."""
 
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    func: Callable[..., Value]
+    args: tuple[Value, ...]
+    kwargs: dict[str, Value]
     batched: list[Tensor]
     derived: list[Tensor]
     in_place: bool
 
 
 @cache
-def writes(func: Callable[..., Any]) -> bool:
+def writes(func: Callable[..., Value]) -> bool:
     """Whether an operation writes to its first argument."""
     name = func.__name__
     dunder = name.endswith("__")
@@ -83,7 +83,7 @@ class Trace:
         model: nn.Module,
         layout: Layout,
         rows: Rows,
-        resume: Callable[[], AbstractContextManager[Any]],
+        resume: Callable[[], AbstractContextManager[Value]],
     ) -> None:
         self._model = weakref.ref(model)
         self.layout = layout
@@ -152,12 +152,12 @@ class Trace:
         """The error for a call whose samples cannot be told apart."""
         return RuntimeError(
             f"cannot tell the {self.batch} samples apart where parameter "
-            f"{self.name(*weights)!r} is used: {problem}. If the batch is not the first "
-            "dimension of the model's input, pass batch_dim=...; otherwise use "
+            f"{self.name(*weights)!r} is used: {problem}. If the batch is not the "
+            "first dimension of the model's input, pass batch_dim=...; otherwise use "
             'samples="microbatch"'
         )
 
-    def note(self, call: "Call", out: Any) -> None:  # noqa: ANN401 (any operation's)
+    def note(self, call: "Call", out: Value) -> None:
         """Remember what the results of an operation that ran depend on."""
         if call.batched:
             known = [(t, a) for t in call.batched if (a := self.axis(t)) is not None]
@@ -171,7 +171,7 @@ class Trace:
                 if t.requires_grad and id(t) not in self._parameters:
                     self.mark(t, origin)
 
-    def sort(self, args: Any, kwargs: Any) -> tuple[list[Tensor], list[Tensor]]:  # noqa: ANN401
+    def sort(self, args: Value, kwargs: Value) -> tuple[list[Tensor], list[Tensor]]:
         """The batched and the derived tensors among the arguments."""
         batched: list[Tensor] = []
         derived: list[Tensor] = []
@@ -184,7 +184,9 @@ class Trace:
                     self._sort_one(t, batched, derived)
         return batched, derived
 
-    def _sort_one(self, t: Tensor, batched: list[Tensor], derived: list[Tensor]) -> None:
+    def _sort_one(
+        self, t: Tensor, batched: list[Tensor], derived: list[Tensor]
+    ) -> None:
         origin = self.origin(t)
         if isinstance(origin, Batched):
             batched.append(t)
@@ -204,34 +206,8 @@ class Trace:
     ) -> Axis | None:
         if not known:
             return None
-        axis = follow(call.func, call.args, call.kwargs, *known[0], out, self.axis)
-        return axis if axis is not None and axis.fits(out.shape) else None
-
-
-def tensors(value: Any) -> Iterator[Tensor]:  # noqa: ANN401 (arguments of any operation)
-    """Every tensor inside nested tuples, lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _inside(value.values())
-    elif isinstance(value, tuple | list):
-        yield from _inside(value)
-
-
-def _inside(values: Iterable[Any]) -> Iterator[Tensor]:
-    for value in values:
-        yield from tensors(value)
-
-
-def unpacked(value: Any) -> Any:  # noqa: ANN401 (whatever a model takes)
-    """Nested tuples, mappings and dataclasses as lists and dicts."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return [unpacked(getattr(value, field.name)) for field in fields(value)]
-    if isinstance(value, Mapping):
-        return {key: unpacked(v) for key, v in value.items()}
-    if isinstance(value, tuple | list):
-        return [unpacked(v) for v in value]
-    return value
+        step = Step(call.func, call.args, call.kwargs, *known[0], out, self.axis)
+        return follow(step)
 
 
 _COPYING = frozenset(

@@ -4,15 +4,16 @@ A rule is called as ``rule(trace, call, *args, **kwargs)`` with the operation's 
 arguments and returns the operation's own result.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
 from dome.samples.flow import BROADCASTING, operations
+from dome.samples.nested import Value
 from dome.samples.rules.attention import attention
 from dome.samples.rules.broadcast import assign, broadcast, concatenate
+from dome.samples.rules.cell import gru_cell, lstm_cell, rnn_cell
 from dome.samples.rules.conv import conv, conv_transpose
 from dome.samples.rules.embedding import embedding, embedding_bag
 from dome.samples.rules.fallback import fallback
@@ -24,11 +25,11 @@ from dome.samples.rules.norm import (
     layer_norm,
     rms_norm,
 )
-from dome.samples.rules.recurrent import gru, gru_cell, lstm, lstm_cell, rnn, rnn_cell
+from dome.samples.rules.recurrent import gru, lstm, rnn
 
-Rule = Callable[..., Any]
+Rule = Callable[..., Value]
 
-RULES: dict[Callable[..., Any], Rule] = {
+RULES: dict[Callable[..., Value], Rule] = {
     F.linear: linear,
     F.conv1d: conv,
     F.conv2d: conv,
@@ -61,10 +62,15 @@ RULES: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys(BROADCASTING, broadcast),
 }
 
+
+def _getters(*names: str) -> Iterator[Callable[..., Value]]:
+    return (getattr(torch.Tensor, name).__get__ for name in names)
+
+
 # These run their rule even if no parameter of theirs is tracked: they may mix samples.
 ALWAYS = frozenset([F.batch_norm])
 
-# Samples and parameters may meet here: only a shape or a type is taken from one of them.
+# Samples and parameters may meet here: only a shape or a type is taken from one.
 PASSIVE = frozenset(
     operations(
         *("type_as", "expand_as", "view_as", "reshape_as", "to", "is_same_size"),
@@ -79,15 +85,12 @@ QUESTIONS = frozenset(
     [
         *operations("size", "dim", "numel", "stride", "is_floating_point", "__len__"),
         *operations("is_contiguous", "get_device", "is_complex", "data_ptr"),
-        *(
-            getattr(torch.Tensor, name).__get__
-            for name in ("shape", "ndim", "dtype", "device", "requires_grad", "is_nested")
-            + ("is_leaf", "is_cuda", "is_sparse", "layout", "grad_fn", "is_mkldnn")
-        ),
+        *_getters("shape", "ndim", "dtype", "device", "layout", "requires_grad"),
+        *_getters("is_leaf", "grad_fn", "is_nested", "is_cuda", "is_sparse"),
     ]
 )
 
 
-def rule_for(func: Callable[..., Any]) -> Rule:
+def rule_for(func: Callable[..., Value]) -> Rule:
     """The rule of an operation; one that has none is run for each sample by vmap."""
     return RULES.get(func, fallback)

@@ -1,14 +1,14 @@
 """Multi-head attention: torch's own Python function, seen from the inside."""
 
 from types import FunctionType
-from typing import Any
 
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
+from dome.samples.nested import Value
 from dome.samples.trace import Call, Trace
 
 
-def _transparent(function: Any) -> FunctionType:  # noqa: ANN401 (torch's is untyped)
+def _transparent(function: Value) -> FunctionType:
     """A copy that does not hand itself over to the mode as one opaque call."""
     inside = {**function.__globals__, "has_torch_function": lambda *_: False}
     copy = FunctionType(function.__code__, inside, function.__name__)
@@ -20,7 +20,7 @@ def _transparent(function: Any) -> FunctionType:  # noqa: ANN401 (torch's is unt
 _multi_head_attention = _transparent(F.multi_head_attention_forward)
 
 
-def attention(trace: Trace, _: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+def attention(trace: Trace, _: Call, *args: Value, **kwargs: Value) -> Value:
     """``F.multi_head_attention_forward``; its projections meet their own rules."""
     with trace.resume():
         return _multi_head_attention(*args, **kwargs)

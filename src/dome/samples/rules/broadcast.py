@@ -4,8 +4,6 @@ A parameter spread over the samples, (B, *parameter) without a copy, broadcasts 
 as before, and the gradient that autograd returns for it is the per-sample gradient.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -13,11 +11,12 @@ from torch.utils._pytree import tree_map_only
 
 from dome.samples.axis import Axis
 from dome.samples.flow import assigned_axis
-from dome.samples.sink import Sink, apply, first_order
+from dome.samples.nested import Value
+from dome.samples.sink import Context, Sink, apply, first_order
 from dome.samples.trace import Call, Derived, Trace
 
 
-def broadcast(trace: Trace, call: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+def broadcast(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
     """Add, multiply, where, ...: anything that broadcasts its arguments."""
     x, axis = _leading(trace, call)
     args, kwargs = tree_map_only(
@@ -29,9 +28,9 @@ def broadcast(trace: Trace, call: Call, *args: Any, **kwargs: Any) -> Any:  # no
 def concatenate(
     trace: Trace,
     call: Call,
-    tensors: Any,  # noqa: ANN401 (a list or a tuple of tensors)
+    tensors: Value,
     dim: int = 0,
-    **options: Any,  # noqa: ANN401
+    **options: Value,
 ) -> Tensor:
     """``cat`` and ``stack`` of samples and parameters, along any other dimension."""
     x, axis = _leading(trace, call)
@@ -45,7 +44,7 @@ def concatenate(
     return out
 
 
-def assign(trace: Trace, call: Call, x: Tensor, index: Any, value: Any) -> None:  # noqa: ANN401
+def assign(trace: Trace, call: Call, x: Tensor, index: Value, value: Value) -> None:
     """``x[index] = value`` where one of the two holds samples and the other weights."""
     axis = trace.axis(x)
     if axis is not None:
@@ -55,8 +54,9 @@ def assign(trace: Trace, call: Call, x: Tensor, index: Any, value: Any) -> None:
         if inside is not None:
             call.func(x, index, _aligned(trace, value, target, inside))
             return
-    elif isinstance(trace.origin(x), Derived) and trace.axis(value) is not None:
-        held = assigned_axis(x, index, value, trace.axis(value))
+    elif isinstance(trace.origin(x), Derived):
+        inside = trace.axis(value)
+        held = inside and assigned_axis(x, index, value, inside)
         if held is not None:
             # From here on x holds samples; what it held before is a weight to each.
             apply(_Held, x, trace.sink(x), held)
@@ -74,7 +74,7 @@ def scale_and_shift(
     bias: Tensor | None,
     end: int,
 ) -> Tensor:
-    """X · weight + bias, both laid along the dimensions of x that end before ``end``."""
+    """Weight times x plus bias, laid along the dimensions of x that end at ``end``."""
     tail, dtype = (1,) * (x.ndim - end), x.dtype
     with trace.resume():
         trace.mark_axis(x, axis)
@@ -112,7 +112,9 @@ def spread_copies(trace: Trace, t: Tensor, axis: Axis, size: int) -> Tensor | No
     if base is None or not 0 <= dim < t.ndim or t.shape[dim] != size:
         return None
     before = t.ndim - base.ndim
-    if all(old in (1, new) for old, new in zip(base.shape, t.shape[before:], strict=True)):
+    if all(
+        old in (1, new) for old, new in zip(base.shape, t.shape[before:], strict=True)
+    ):
         if before <= dim and base.shape[dim - before] != 1:
             return None
         with trace.resume():
@@ -153,7 +155,7 @@ def _aligned(trace: Trace, t: Tensor, x: Tensor, axis: Axis) -> Tensor:
 
 class _Spread(Function):
     @staticmethod
-    def forward(ctx: Any, t: Tensor, sink: Sink, axis: Axis, size: int) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Context, t: Tensor, sink: Sink, axis: Axis, size: int) -> Tensor:
         ctx.shape, ctx.sink, ctx.axis = t.shape, sink, axis
         if axis.dim < 0:
             ones = (1,) * (-axis.dim - 1)
@@ -164,7 +166,7 @@ class _Spread(Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Context, delta: Tensor) -> tuple[Tensor | None, ...]:
         shape, sink, axis = ctx.shape, ctx.sink, ctx.axis
         if not sink.wanted():
             return None, None, None, None
@@ -183,14 +185,14 @@ class _Held(Function):
     """In place: a weight that holds a part for each sample starts to hold samples."""
 
     @staticmethod
-    def forward(ctx: Any, t: Tensor, sink: Sink, axis: Axis) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Context, t: Tensor, sink: Sink, axis: Axis) -> Tensor:
         ctx.mark_dirty(t)
         ctx.sink, ctx.axis = sink, axis
         return t
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Context, delta: Tensor) -> tuple[Tensor | None, ...]:
         axis = ctx.axis
         if ctx.sink.wanted():
             parts = axis.split(delta).movedim(axis.dim + 1, 0)

@@ -1,6 +1,4 @@
-"""Embeddings: the gradient of each sample scattered to the rows of the table it used."""
-
-from typing import Any
+"""Embeddings: each sample's gradient scattered to the rows of the table it used."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -9,7 +7,7 @@ from torch.autograd import Function
 
 from dome.samples.axis import Axis
 from dome.samples.rules.site import Site
-from dome.samples.sink import apply, first_order
+from dome.samples.sink import Context, apply, first_order
 from dome.samples.trace import Call, Trace
 
 
@@ -103,15 +101,16 @@ def _refuse(trace: Trace, weight: Tensor, by_frequency: bool, sparse: bool) -> N
     for refused, option in ((sparse, "sparse"), (by_frequency, "scale_grad_by_freq")):
         if refused:
             raise RuntimeError(
-                f"{trace.layer(weight)} has {option}=True, which per-sample gradients do not "
-                f'support: construct it with {option}=False, or use samples="microbatch"'
+                f"{trace.layer(weight)} has {option}=True, which per-sample gradients "
+                f"do not support: construct it with {option}=False, or use "
+                'samples="microbatch"'
             )
 
 
 class _Embedding(Function):
     @staticmethod
     def forward(
-        ctx: Any, weight: Tensor, indices: Tensor, site: Site, padding: int
+        ctx: Context, weight: Tensor, indices: Tensor, site: Site, padding: int
     ) -> Tensor:
         ctx.save_for_backward(indices)
         ctx.site, ctx.padding, ctx.shape = site, padding, weight.shape
@@ -119,7 +118,7 @@ class _Embedding(Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Context, delta: Tensor) -> tuple[Tensor | None, ...]:
         (indices,) = ctx.saved_tensors
         site: Site = ctx.site
         if not site.wants_weight():

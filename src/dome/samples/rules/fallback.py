@@ -1,4 +1,4 @@
-"""Any other operation: vmap over the samples, each with its own copy of the parameter.
+"""Any other operation: vmap over the samples, each with a copy of the weight.
 
 Slower than a rule, but right for whatever vmap understands: the forward runs once,
 vectorised over samples, and autograd does the backward.
@@ -6,24 +6,24 @@ vectorised over samples, and autograd does the backward.
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 from dome.samples.axis import Axis
+from dome.samples.nested import Value, tensors
 from dome.samples.rules.broadcast import spread, spread_copies
-from dome.samples.trace import Batched, Call, Trace, tensors
+from dome.samples.trace import Batched, Call, Trace
 
 
-def fallback(trace: Trace, call: Call, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+def fallback(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
     """Run an operation without a rule once for each sample, vectorised."""
     values, spec = tree_flatten((args, kwargs))
     axes = _axes(trace, call, values)
     moving = {i: _lifted(trace, values[i], axis) for i, axis in axes.items()}
 
-    def one_sample(*own: Tensor, dtype: torch.dtype | None = None) -> Any:  # noqa: ANN401
+    def one_sample(*own: Tensor, dtype: torch.dtype | None = None) -> Value:
         mine = list(values)
         for i, t in zip(moving, own, strict=True):
             axis = axes[i]
@@ -47,7 +47,7 @@ def fallback(trace: Trace, call: Call, *args: Any, **kwargs: Any) -> Any:  # noq
     return tree_map(lambda t, whole: _joined(trace, t, whole, first), out, shapes)
 
 
-def _axes(trace: Trace, call: Call, values: list[Any]) -> dict[int, Axis | None]:
+def _axes(trace: Trace, call: Call, values: list[Value]) -> dict[int, Axis | None]:
     """Which values differ from sample to sample, and along what; None for weights.
 
     A weight that was expanded to the batch, as a class token is, is replaced by one
@@ -58,7 +58,9 @@ def _axes(trace: Trace, call: Call, values: list[Any]) -> dict[int, Axis | None]
         if isinstance(value, Tensor) and isinstance(trace.origin(value), Batched):
             axes[i] = trace.axis(value)
             if axes[i] is None:
-                problem = f"{_name(call)!r} of {tuple(value.shape)}, which hides the batch"
+                problem = (
+                    f"{_name(call)!r} of {tuple(value.shape)}, which hides the batch"
+                )
                 raise trace.lost(problem, *call.derived)
     place, first = next((i, axis) for i, axis in axes.items() if axis is not None)
     size = values[place].shape[first.dim]
@@ -78,7 +80,10 @@ def _lifted(trace: Trace, value: Tensor, axis: Axis | None) -> tuple[Tensor, int
 
 
 def _autocast_type(
-    call: Call, run: Callable[..., Any], stacks: Any, places: Any  # noqa: ANN401
+    call: Call,
+    run: Callable[..., Value],
+    stacks: Value,
+    places: Value,
 ) -> torch.dtype | None:
     """The type autocast chooses, which vmap does not see: one sample outside tells."""
     if not torch.is_autocast_enabled(call.batched[0].device.type):
@@ -88,12 +93,12 @@ def _autocast_type(
         return next(tensors(run(*(t.select(place, 0) for t, place in pairs)))).dtype
 
 
-def _cast(value: Any, dtype: torch.dtype | None) -> Any:  # noqa: ANN401
+def _cast(value: Value, dtype: torch.dtype | None) -> Value:
     real = isinstance(value, Tensor) and value.is_floating_point()
     return value.to(dtype) if real and dtype is not None else value
 
 
-def _shapes(call: Call, dtype: torch.dtype | None) -> Any:  # noqa: ANN401
+def _shapes(call: Call, dtype: torch.dtype | None) -> Value:
     """The operation's results on the whole batch, their shapes without their values."""
     args, kwargs = tree_map_only(
         Tensor, lambda t: _cast(t.detach().to("meta"), dtype), (call.args, call.kwargs)

@@ -1,7 +1,5 @@
 """Linear and matmul: G[b] = Σ_t δ[b, t] a[b, t]ᵀ over the positions t of sample b."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
@@ -12,7 +10,7 @@ from dome.samples.rules.broadcast import broadcast
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.product import product
 from dome.samples.rules.site import Site
-from dome.samples.sink import apply, first_order
+from dome.samples.sink import Context, apply, first_order
 from dome.samples.trace import Call, Trace
 
 # Up to so many positions a sample, one more product is cheaper than reading the rows
@@ -25,7 +23,7 @@ _MATRIX = 2  # dimensions
 def linear(
     trace: Trace,
     _: Call,
-    input: Tensor,
+    input: Tensor,  # noqa: A002
     weight: Tensor,
     bias: Tensor | None = None,
 ) -> Tensor:
@@ -85,7 +83,7 @@ def addmm(
 class _Linear(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, site: Site
+        ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, site: Site
     ) -> Tensor:
         out = torch.matmul(x, weight) if site.transposed else F.linear(x, weight, bias)
         # Under autocast the product was taken in the type of the result.
@@ -95,7 +93,7 @@ class _Linear(Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Context, delta: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         site: Site = ctx.site
         dx = dw = db = None

@@ -1,17 +1,17 @@
 """Normalisations: G_weight[b] = Σ δ x̂ and G_bias[b] = Σ δ over the positions of b."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
+from dome.samples.nested import Value
 from dome.samples.refuse import mixes_samples
 from dome.samples.rules.broadcast import scale_and_shift
 from dome.samples.rules.site import Site
-from dome.samples.sink import apply, first_order
+from dome.samples.sink import Context, apply, first_order
 from dome.samples.trace import Call, Trace
 
 
@@ -79,8 +79,8 @@ def instance_norm(
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    *rest: Any,  # noqa: ANN401 (use_input_stats, momentum, eps)
-    **options: Any,  # noqa: ANN401
+    *rest: Value,
+    **options: Value,
 ) -> Tensor:
     """``F.instance_norm``, its weight and bias applied on their own."""
     axis = trace.axis(input)
@@ -105,8 +105,8 @@ def batch_norm(
     """``F.batch_norm`` with running statistics; with the batch's own it is refused."""
     statistics = running_mean, running_var
     if not torch.is_grad_enabled():
-        affine = (weight, bias, training, momentum, eps)
-        return F.batch_norm(input, *statistics, *affine)
+        options = (training, momentum, eps)
+        return F.batch_norm(input, running_mean, running_var, weight, bias, *options)
     if training:
         raise RuntimeError(mixes_samples(trace.layer(weight, bias, *statistics)))
     axis = trace.axis(input)
@@ -125,7 +125,7 @@ def _autocast_input(x: Tensor) -> Tensor:
 class _GroupNorm(Function):
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Context,
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -142,7 +142,7 @@ class _GroupNorm(Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Context, delta: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
         site: Site = ctx.site
         delta = delta.contiguous()
@@ -168,7 +168,7 @@ class _GroupNorm(Function):
 class _LayerNorm(Function):
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Context,
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -183,7 +183,7 @@ class _LayerNorm(Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Context, delta: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias, mean, rstd = ctx.saved_tensors
         site: Site = ctx.site
         dx = dw = db = None

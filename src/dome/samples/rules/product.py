@@ -14,7 +14,7 @@ _SMALL = 1 << 15
 
 
 def product(a: Tensor, b: Tensor, room: Tensor | None) -> Tensor:
-    """a @ b of (B, m, t) and (B, t, n), shape (B, m, n), into ``room`` if there is any."""
+    """Product of (B, m, t) and (B, t, n), shape (B, m, n), into ``room`` if given."""
     if a.shape[2] == 1:
         return torch.mul(a, b, out=room)
     if room is None or room[0].numel() >= _SMALL:

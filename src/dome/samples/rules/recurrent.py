@@ -6,105 +6,47 @@ for the whole sequence: a tensor of zeros, added to what each step projects, rec
 every step's δ in its backward, where one batched product makes the rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from dome.samples.axis import Axis
+from dome.samples.nested import Value
+from dome.samples.rules.cell import (
+    State,
+    Step,
+    gru_step,
+    lstm_step,
+    relu_step,
+    tanh_step,
+)
 from dome.samples.rules.linear import linear_along, weight_gradient
 from dome.samples.rules.site import Site
-from dome.samples.sink import apply, first_order
+from dome.samples.sink import Context, apply, first_order
 from dome.samples.trace import Call, Trace
 
-State = tuple[Tensor, ...]
-Step = Callable[[Tensor, Tensor, State], State]
 
-
-def lstm_step(x: Tensor, h: Tensor, state: State) -> State:
-    """New (hidden, cell) from the projected input and hidden state, (N, 4H) each."""
-    i, f, g, o = (x + h).chunk(4, 1)
-    c = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
-
-
-def gru_step(x: Tensor, h: Tensor, state: State) -> State:
-    """New (hidden,) from the projected input and hidden state, (N, 3H) each."""
-    (xr, xz, xn), (hr, hz, hn) = x.chunk(3, 1), h.chunk(3, 1)
-    z = (xz + hz).sigmoid()
-    n = (xn + (xr + hr).sigmoid() * hn).tanh()
-    return (n + z * (state[0] - n),)
-
-
-def tanh_step(x: Tensor, h: Tensor, _: State) -> State:
-    """New (hidden,) of a plain recurrent layer."""
-    return ((x + h).tanh(),)
-
-
-def relu_step(x: Tensor, h: Tensor, _: State) -> State:
-    """New (hidden,) of a plain recurrent layer with ReLU."""
-    return ((x + h).relu(),)
-
-
-def lstm(trace: Trace, call: Call, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+def lstm(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
     """``torch.lstm`` of padded input."""
     return _layers(trace, call, lstm_step, args, tuple(args[1]))
 
 
-def gru(trace: Trace, call: Call, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+def gru(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
     """``torch.gru`` of padded input."""
     return _layers(trace, call, gru_step, args, (args[1],))
 
 
-def rnn(trace: Trace, call: Call, *args: Any) -> tuple[Tensor, ...]:  # noqa: ANN401
+def rnn(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
     """``torch.rnn_tanh`` and ``torch.rnn_relu`` of padded input."""
     step = relu_step if call.func == torch._VF.rnn_relu else tanh_step
     return _layers(trace, call, step, args, (args[1],))
 
 
-def lstm_cell(trace: Trace, call: Call, x: Tensor, state: Any, *weights: Any) -> State:  # noqa: ANN401
-    """``torch.lstm_cell``."""
-    return _cell(trace, call, lstm_step, x, tuple(state), weights)
-
-
-def gru_cell(trace: Trace, call: Call, x: Tensor, h: Tensor, *weights: Any) -> Tensor:  # noqa: ANN401
-    """``torch.gru_cell``."""
-    return _cell(trace, call, gru_step, x, (h,), weights)[0]
-
-
-def rnn_cell(trace: Trace, call: Call, x: Tensor, h: Tensor, *weights: Any) -> Tensor:  # noqa: ANN401
-    """``torch.rnn_tanh_cell`` and ``torch.rnn_relu_cell``."""
-    step = relu_step if call.func == torch._VF.rnn_relu_cell else tanh_step
-    return _cell(trace, call, step, x, (h,), weights)[0]
-
-
-def _cell(
-    trace: Trace,
-    call: Call,
-    step: Step,
-    x: Tensor,
-    state: State,
-    weights: Sequence[Any],
-) -> State:
-    w_ih, w_hh, b_ih, b_hh = (*weights, None, None)[:4]
-    axis = trace.axis(x)
-    if axis is None or axis.dim != 0:
-        raise trace.lost(f"a recurrent cell of {tuple(x.shape)}", *call.derived)
-    new = step(
-        linear_along(trace, axis, x, w_ih, b_ih),
-        linear_along(trace, axis, state[0], w_hh, b_hh),
-        state,
-    )
-    for t in new:
-        trace.mark_axis(t, axis)
-    return new
-
-
 def _layers(
-    trace: Trace, call: Call, step: Step, args: Sequence[Any], state: State
+    trace: Trace, call: Call, step: Step, args: Sequence[Value], state: State
 ) -> tuple[Tensor, ...]:
     """Stacked, possibly bidirectional layers: (output, final states ...)."""
     if not isinstance(args[3], bool):
@@ -143,7 +85,7 @@ def _layers(
 
 
 def _as_autocast(
-    call: Call, results: list[Tensor], args: Sequence[Any], state: State
+    call: Call, results: list[Tensor], args: Sequence[Value], state: State
 ) -> list[Tensor]:
     """Under autocast, the results in the types of the fused kernel's, of one sample."""
     x, rest = args[0], args[2:]
@@ -167,7 +109,7 @@ class _Weights:
 
     @classmethod
     def of(cls, weights: Sequence[Tensor], biases: bool) -> "_Weights":
-        """From torch's flat list: two weights, two biases if any, an LSTM projection."""
+        """From torch's list: two weights, two biases if any, an LSTM's projection."""
         w_ih, w_hh, *rest = weights
         b_ih, b_hh = rest[:2] if biases else (None, None)
         rest = rest[2:] if biases else rest
@@ -241,9 +183,9 @@ class _Seen:
 class _Injected(Function):
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Context,
         weight: Tensor,
-        bias: Tensor | None,
+        bias: Tensor | None,  # noqa: ARG004 (gets a gradient)
         seen: _Seen,
         shape: tuple[int, ...],
     ) -> Tensor:
@@ -252,7 +194,7 @@ class _Injected(Function):
 
     @staticmethod
     @first_order
-    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Context, delta: Tensor) -> tuple[Tensor | None, ...]:
         seen: _Seen = ctx.seen
         site = seen.site
         d = site.axis.samples_first(delta)
