@@ -62,7 +62,7 @@ def test_demo_writes_rows_and_picture(finished):
 def test_demo_ends_with_table_and_sentence(finished):
     _, result = finished
     assert "Student t interval" in result.output
-    assert "In test accuracy the filter, which took" in " ".join(result.output.split())
+    assert "The filter took" in " ".join(result.output.split())
 
 
 @pytest.mark.slow

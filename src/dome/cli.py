@@ -35,6 +35,10 @@ console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
+class UserError(Exception):
+    """A mistake in what the user asked for; the message says how to mend it."""
+
+
 def main() -> None:
     """Run the command."""
     app(prog_name="dome")
@@ -76,11 +80,11 @@ def demo(
         int | None, typer.Option(min=2, max=100, help="Repetitions, 3 by default.")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Length of a run, 20 by default.")
+        int | None, typer.Option(min=1, help="Length of a run, 11 by default.")
     ] = None,
     rank: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="Directions to remove, 10 by default."),
+        typer.Option(min=1, max=1000, help="Directions to remove, 20 by default."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Ten seconds; too short to show much.")
@@ -167,14 +171,14 @@ def _conclude(rows_path: Path) -> None:
 def _check_folder(out: Path) -> None:
     """Make the folder and find out now, not after a minute, whether it takes files."""
     if out.is_file():
-        raise ValueError(f"--out {out} is a file: give a folder")
+        raise UserError(f"--out {out} is a file: give a folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
         with TemporaryFile(dir=out):
             pass
     except OSError as error:
         why = error.strerror
-        raise ValueError(f"--out {out} cannot be written to: {why}") from error
+        raise UserError(f"--out {out} cannot be written to: {why}") from error
 
 
 @contextmanager
@@ -185,11 +189,11 @@ def _one_line_errors(*, debug: bool, rows: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         errors.print(f"stopped; rows so far in {rows}; the same command goes on")
         raise typer.Exit(INTERRUPTED) from None
+    except UserError as error:
+        _fail(str(error), BAD_USAGE, debug)
     except ModuleNotFoundError as error:
         _fail(f"{error.name} is missing: pip install 'dome-torch[paper]'", 1, debug)
-    except (ValueError, OSError) as error:
-        _fail(str(error), BAD_USAGE, debug)
-    except RuntimeError as error:
+    except (OSError, RuntimeError, ValueError) as error:
         _fail(f"{error} (dome --debug shows where)", 1, debug)
 
 

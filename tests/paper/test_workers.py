@@ -20,7 +20,7 @@ def test_no_jobs_start_no_process():
 def test_a_failure_shows_its_message_and_where_it_was():
     with pytest.raises(WorkerError, match="TypeError: 'str' object") as caught:
         list(run_all(range, ["x"], num_workers=1))
-    assert "Traceback" in caught.value.details
+    assert "Traceback" in caught.value.__notes__[0]
 
 
 def test_a_process_that_dies_is_named_and_not_waited_for():

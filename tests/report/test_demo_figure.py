@@ -8,23 +8,24 @@ from dome.report.demo_figure import draw, headline, save
 
 
 def comparison(gain):
-    def arm(accuracy):
-        return Arm(Interval(accuracy, 0.01), Interval(1.0, 0.1), Interval(0.2, 0.01))
+    def arm(accuracy, loss):
+        return Arm(Interval(accuracy, 0.01), Interval(loss, 0.1), Interval(0.2, 0.01))
 
-    arms = {"plain": arm(0.8), "filtered": arm(0.8 + gain)}
-    return Comparison(2000.0, arms, Interval(gain, 0.02), Interval(0.0, 0.1))
+    arms = {"plain": arm(0.8, 1.0), "filtered": arm(0.8 + gain, 1.0 - gain)}
+    return Comparison(2000.0, arms, Interval(gain, 0.02), Interval(-gain, 0.02))
 
 
 @pytest.mark.parametrize(
     ("gain", "words"),
     [
-        (0.05, "the filter lifts accuracy from 80 % to 85 %"),
-        (0.01, "no clear difference, 81 % with the filter, 80 % without"),
-        (-0.05, "the filter lowers accuracy from 80 % to 75 %"),
+        (0.05, "5 % lower loss, accuracy up from 80 to 85 %"),
+        (0.01, "no clear change in loss, no clear change in accuracy"),
+        (-0.05, "5 % higher loss, accuracy down from 80 to 75 %"),
     ],
 )
 def test_headline_says_what_happened(gain, words):
-    assert headline(comparison(gain)) == f"Gradients compressed 2,000-fold: {words}"
+    expected = f"Gradients compressed 2,000-fold: with the filter {words}"
+    assert headline(comparison(gain)) == expected
 
 
 def rows():

@@ -32,13 +32,13 @@ class Comparison:
         arms: The arms by name.
         accuracy_gain: Filtered minus plain. Paired: the arms of a seed share initial
             weights, sample order and sketch noise.
-        loss_gain: Plain minus filtered training loss, so that more is better too.
+        loss_change: Filtered minus plain training loss, paired too: less is better.
     """
 
     rate: float | None
     arms: dict[str, Arm]
     accuracy_gain: Interval
-    loss_gain: Interval
+    loss_change: Interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def _compare_at(rate: float | None, rows: Sequence[Row]) -> Comparison:
         rate,
         {PLAIN: _arm(before), FILTERED: _arm(after)},
         _difference(accuracy, accuracy_before),
-        _difference(loss_before, loss),
+        _difference(loss, loss_before),
     )
 
 

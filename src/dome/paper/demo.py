@@ -1,7 +1,13 @@
 """The demo: what the filter does under ever harsher compression, in two minutes.
 
 ResNet-8 on scikit-learn's digits, Adam, a Gaussian sketch of the gradient at three
-rates, with and without the filter, three seeds. Nothing is downloaded.
+rates, with and without the filter, three seeds. Nothing is downloaded. Cost: 95 s on
+2 CPU cores.
+
+The settings were measured, not derived. Digits are easy: at rate 100 both arms end near
+0.98. At rate 10,000 neither gets far in the time there is. The learning rate is the one
+that suits training without the filter best at these rates, of 0.001, 0.003, 0.01 and
+0.02. Ranks 10 to 50 end within noise of each other.
 """
 
 from collections.abc import Iterator
@@ -19,7 +25,7 @@ from dome.paper.tasks.task import Task
 from dome.paper.train import RUN_KEY, Run, train
 from dome.paper.workers import available_cores, run_all
 
-LEARNING_RATE = 2e-3
+LEARNING_RATE = 3e-3
 ROWS_FILE = "rows.jsonl"
 
 
@@ -27,10 +33,10 @@ ROWS_FILE = "rows.jsonl"
 class Config:
     """Settings of the demo; the defaults take under two minutes on two cores."""
 
-    rank: int = 10
-    rates: tuple[float | None, ...] = (None, 1000.0, 10000.0)
+    rank: int = 20
+    rates: tuple[float | None, ...] = (None, 1000.0, 3000.0)
     seeds: int = 3
-    epochs: int = 20
+    epochs: int = 11
     batch_size: int = 32
 
 

@@ -22,11 +22,7 @@ Result = TypeVar("Result")
 
 
 class WorkerError(RuntimeError):
-    """A job failed in its process; ``details`` is the traceback there."""
-
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
+    """A job failed in its process; the traceback there is in the notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +77,9 @@ def _receive(connection: Any, job: object) -> Any:  # noqa: ANN401 - any job's r
     except (EOFError, ConnectionResetError):
         raise _ended(job) from None
     if isinstance(message, _Failure):
-        raise WorkerError(message.message, message.details)
+        error = WorkerError(message.message)
+        error.add_note(message.details)
+        raise error
     return message
 
 

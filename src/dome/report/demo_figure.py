@@ -55,16 +55,23 @@ def save(figure: Figure, path: Path) -> None:
 def headline(comparison: Comparison) -> str:
     """What the picture shows at its harshest rate, in a line."""
     arms, rate = comparison.arms, comparison.rate
-    plain, filtered = (
-        f"{100 * arms[a].accuracy.mean:.0f} %" for a in (PLAIN, FILTERED)
-    )
-    where = "uncompressed" if rate is None else f"compressed {rate:,.0f}-fold"
-    endings = {
-        1: f"the filter lifts accuracy from {plain} to {filtered}",
-        0: f"no clear difference, {filtered} with the filter, {plain} without",
-        -1: f"the filter lowers accuracy from {plain} to {filtered}",
+    plain, filtered = (100 * arms[a].accuracy.mean for a in (PLAIN, FILTERED))
+    share = comparison.loss_change.mean / arms[PLAIN].train_loss.mean
+    loss = {
+        1: f"{100 * share:.0f} % higher loss",
+        0: "no clear change in loss",
+        -1: f"{-100 * share:.0f} % lower loss",
     }
-    return f"Gradients {where}: {endings[comparison.accuracy_gain.sign]}"
+    accuracy = {
+        1: f"accuracy up from {plain:.0f} to {filtered:.0f} %",
+        0: "no clear change in accuracy",
+        -1: f"accuracy down from {plain:.0f} to {filtered:.0f} %",
+    }
+    where = "uncompressed" if rate is None else f"compressed {rate:,.0f}-fold"
+    return (
+        f"Gradients {where}: with the filter {loss[comparison.loss_change.sign]}, "
+        f"{accuracy[comparison.accuracy_gain.sign]}"
+    )
 
 
 def _subtitle(rows: Sequence[Row]) -> str:
@@ -96,7 +103,7 @@ def _draw_curves(
     axes.set_xlim(0, 1.42 * last)
     axes.set_ylim(0, 100 if unit else None)
     axes.spines["bottom"].set_bounds(0, last)
-    axes.set_xticks([t for t in axes.get_xticks() if t <= last])
+    axes.set_xticks(range(0, last + 1, max(1, round(last / 6))))
     axes.set_xlabel("epoch")
     _label_ends(axes, 1.03 * last, ends, unit)
 
@@ -105,8 +112,8 @@ def _label_ends(axes: Axes, x: float, ends: dict[str, float], unit: str) -> None
     """Write each arm's name and last value right of its line, never overlapping."""
     low, high = axes.get_ylim()
     apart = LABEL_HEIGHT * (high - low)
-    middle = sum(ends.values()) / len(ends)
     spread = max(abs(ends[FILTERED] - ends[PLAIN]), apart) / 2
+    middle = min(sum(ends.values()) / 2, high - spread - apart / 2)
     top = FILTERED if ends[FILTERED] >= ends[PLAIN] else PLAIN
     for arm, value in ends.items():
         axes.text(

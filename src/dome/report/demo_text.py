@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 
+from rich import box
 from rich.table import Table
 
 from dome.paper.comparison import Comparison
@@ -29,21 +31,22 @@ def table(comparisons: Sequence[Comparison]) -> Table:
     result = Table(
         title="After the last epoch: mean over seeds ± 95 % Student t interval",
         title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # all of it within 80 columns
     )
-    result.add_column("rate", justify="right")
-    result.add_column("filter")
-    for heading in ("accuracy, %", "gain, points", "train loss", "norm removed"):
+    for heading in ("rate", "filter", "accuracy, %", "gain", "train loss", "change"):
         result.add_column(heading, justify="right")
+    result.add_column("norm\nremoved", justify="right")
     for comparison in comparisons:
         for name, arm in comparison.arms.items():
             filtered = name == FILTERED
-            gain = _plus_minus(comparison.accuracy_gain, 100, signed=True)
             result.add_row(
                 "" if filtered else rate_name(comparison.rate),
                 "yes" if filtered else "no",
                 _plus_minus(arm.accuracy, 100),
-                gain if filtered else "",
-                _plus_minus(arm.train_loss, 1, digits=2),
+                _points(comparison.accuracy_gain) if filtered else "",
+                _plus_minus(arm.train_loss, 1),
+                _signed(comparison.loss_change) if filtered else "",
                 f"{100 * arm.removed.mean:.0f} %" if filtered else "",
                 end_section=filtered,
             )
@@ -52,22 +55,31 @@ def table(comparisons: Sequence[Comparison]) -> Table:
 
 def sentence(comparisons: Sequence[Comparison]) -> str:
     """What was seen at each rate, one sentence computed from the numbers."""
-    parts = [
-        f"{VERDICTS[sign]} {_joined([_gain_at(c) for c in alike])}"
-        for sign, alike in groupby(comparisons, key=lambda c: c.accuracy_gain.sign)
-    ]
     removed = [c.arms[FILTERED].removed.mean for c in comparisons]
     share = 100 * sum(removed) / len(removed)
+    accuracy = [
+        (c.accuracy_gain.sign, f"{_where(c.rate)} ({_points(c.accuracy_gain)} points)")
+        for c in comparisons
+    ]
+    loss = [
+        (-c.loss_change.sign, f"{_where(c.rate)} ({_signed(c.loss_change)})")
+        for c in comparisons
+    ]
     return (
-        f"In test accuracy the filter, which took {share:.0f} % of the gradient's norm "
-        f"away, {_joined(parts)}; "
+        f"The filter took {share:.0f} % of the gradient's norm away: in test accuracy "
+        f"it {_verdicts(accuracy)}; in training loss it {_verdicts(loss)}; "
         "± is the 95 % interval of the difference, paired by seed."
     )
 
 
-def _gain_at(comparison: Comparison) -> str:
-    gain = _plus_minus(comparison.accuracy_gain, 100, signed=True)
-    return f"{_where(comparison.rate)} ({gain} points)"
+def _verdicts(findings: Sequence[tuple[int, str]]) -> str:
+    """Neighbouring rates with the same outcome share its words."""
+    return _joined(
+        [
+            f"{VERDICTS[sign]} {_joined([where for _, where in alike])}"
+            for sign, alike in groupby(findings, key=itemgetter(0))
+        ]
+    )
 
 
 def _where(rate: float | None) -> str:
@@ -78,9 +90,15 @@ def _joined(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
 
 
-def _plus_minus(
-    interval: Interval, scale: float, *, digits: int = 1, signed: bool = False
-) -> str:
-    sign = "+" if signed else ""
+def _points(gain: Interval) -> str:
+    return f"{100 * gain.mean:+.1f} ± {100 * gain.half_width:.1f}"
+
+
+def _signed(change: Interval) -> str:
+    return f"{change.mean:+.2f} ± {change.half_width:.2f}"
+
+
+def _plus_minus(interval: Interval, scale: int) -> str:
+    digits = 1 if scale > 1 else 2
     mean, half = scale * interval.mean, scale * interval.half_width
-    return f"{mean:{sign}.{digits}f} ± {half:.{digits}f}"
+    return f"{mean:.{digits}f} ± {half:.{digits}f}"
