@@ -14,7 +14,7 @@ from torch.autograd import Function
 
 from dome.samples.axis import Axis
 from dome.samples.nested import Value
-from dome.samples.rules.product import CHUNK, product
+from dome.samples.rules.product import chunks, product
 from dome.samples.rules.site import Site
 from dome.samples.sink import Context, apply, first_order
 from dome.samples.trace import Call, Trace
@@ -191,10 +191,10 @@ def _weight_gradient(
     room = site.weight.room(delta.dtype) if whole else None
     rows = delta.new_empty((len(x), *weight.shape)) if room is None else room
     unfold = _cheaper_unfolded(delta, x, weight, geometry)
+    write = _write_unfolded if unfold else _write_grouped
+    places = delta[0, 0].numel() if unfold else len(weight)
     total = None
-    for i in range(0, len(x), CHUNK):
-        part = slice(i, i + CHUNK)
-        write = _write_unfolded if unfold else _write_grouped
+    for part in chunks(len(x), weight[0].numel() * places):
         write(rows[part], delta[part], x[part], geometry)
         some = rows[part].sum(0)
         total = some if total is None else total.add_(some)
@@ -214,7 +214,7 @@ def _cheaper_unfolded(
     if geometry.groups > 1 or geometry.transposed:
         return False
     point = weight[0, 0].numel() == 1
-    return point or x.shape[1] < _FEW_CHANNELS or delta[0, 0].numel() < len(weight)
+    return point or x.shape[1] < _FEW_CHANNELS or delta[0, 0].numel() <= len(weight)
 
 
 def _write_grouped(out: Tensor, delta: Tensor, x: Tensor, geometry: Geometry) -> None:

@@ -1,16 +1,27 @@
 """Batched products written straight into the rows."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-# Samples worked on at a time. What they need fits the cache, and torch's allocator
-# hands out the same memory again instead of asking the system for fresh pages: at
-# B = 128 that is up to three times faster.
-CHUNK = 16
+# Numbers worked on at a time. They fit the cache, and the allocator hands out the same
+# memory for the next chunk instead of asking the system for fresh pages, whose first
+# touch costs more than the product: at B = 128 chunks are up to three times faster.
+_CHUNK_SIZE = 1 << 18
+_CHUNK_LENGTH = 16
 
 # Torch loops over the samples when the result is not contiguous, as rows are not; below
 # this size of a sample's result, a contiguous product and a copy are faster.
 _SMALL = 1 << 15
+
+
+def chunks(num: int, size: int) -> Iterator[slice]:
+    """Cut ``num`` samples with ``size`` numbers each into pieces to work on."""
+    fitting = min(max(_CHUNK_SIZE // size, 1), _CHUNK_LENGTH)
+    # Kernels are prepared for each shape anew: powers of two leave fewer odd ends.
+    length = 1 << (fitting.bit_length() - 1)
+    return (slice(i, i + length) for i in range(0, num, length))
 
 
 def product(a: Tensor, b: Tensor, room: Tensor | None) -> Tensor:
@@ -19,7 +30,6 @@ def product(a: Tensor, b: Tensor, room: Tensor | None) -> Tensor:
         return torch.mul(a, b, out=room)
     if room is None or room[0].numel() >= _SMALL:
         return torch.bmm(a, b, out=room)
-    for i in range(0, len(a), CHUNK):
-        part = slice(i, i + CHUNK)
+    for part in chunks(len(a), room[0].numel()):
         room[part].copy_(torch.bmm(a[part], b[part]))
     return room
