@@ -145,23 +145,23 @@ class _GroupNorm(Function):
     def backward(ctx: Context, delta: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, rstd = ctx.saved_tensors
         site: Site = ctx.site
-        delta = delta.contiguous()
-        dx = dw = db = None
-        if ctx.needs_input_grad[0]:
-            dx = torch.ops.aten.native_group_norm_backward(
-                delta, x, mean, rstd, weight, *ctx.sizes, [True, False, False]
-            )[0]
-        num, channels, _, groups = ctx.sizes
-        sums = delta.reshape(num, channels, -1).sum(2, dtype=rstd.dtype)
-        if ctx.needs_input_grad[1] and site.wants_weight():
-            # Σ δ x̂ = (Σ δ x − mean Σ δ) rstd: x̂ is never formed.
-            products = (delta * x).reshape(num, channels, -1).sum(2, dtype=rstd.dtype)
-            each = (num, groups, channels // groups)
-            rows = products.view(each) - sums.view(each) * mean[:, :, None]
-            rows = (rows * rstd[:, :, None]).view(num, channels)
-            dw = site.weight_total(site.axis.fold(rows))
-        if ctx.needs_input_grad[2] and site.wants_bias():
-            db = site.bias_total(site.axis.fold(sums))
+        num, channels, places, groups = ctx.sizes
+        if weight is None:
+            weight = x.new_ones(channels)
+        # The batch taken as one sample of N times the groups: the gradients of its
+        # N·C weights are those of each row, from the same fused kernel.
+        joined = (t.reshape(1, num * channels, places) for t in (delta.contiguous(), x))
+        stats = (t.view(1, -1) for t in (mean, rstd))
+        sizes = (1, num * channels, places, num * groups)
+        masks = [ctx.needs_input_grad[0], *ctx.needs_input_grad[1:3]]
+        dx, dw, db = torch.ops.aten.native_group_norm_backward(
+            *joined, *stats, weight.repeat(num), *sizes, masks
+        )
+        dx = dx.view(x.shape) if masks[0] else None
+        wanted = (masks[1] and site.wants_weight(), masks[2] and site.wants_bias())
+        each = (num, channels)
+        dw = site.weight_total(site.axis.fold(dw.view(each))) if wanted[0] else None
+        db = site.bias_total(site.axis.fold(db.view(each))) if wanted[1] else None
         return dx, dw, db, None, None, None
 
 
