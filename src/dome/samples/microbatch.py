@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dome.layout import Layout
-from dome.samples.engine import Reach, current_backward, has_gradient, reach
+from dome.samples.engine import Leaves, Reach, current_backward, has_gradient
 from dome.samples.nested import Value, tensors, unpacked
 from dome.samples.refuse import is_compiled
 
@@ -23,6 +23,7 @@ class MicroBatch:
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self._layout = layout
+        self._leaves = Leaves()
         self._active = True
         self._rows: list[Tensor] = []
         self._backward = -1
@@ -67,7 +68,9 @@ class MicroBatch:
 
     def _begin(self, _: Tensor) -> None:
         """The first gradient of a backward pass has arrived at the model's output."""
-        fills = any(reach(p) is Reach.FILLS for p in self._layout.parameters)
+        fills = any(
+            self._leaves.reach(p) is Reach.FILLS for p in self._layout.parameters
+        )
         if self._backward == current_backward() or not fills:
             return
         self._backward = current_backward()

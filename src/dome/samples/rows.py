@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dome.layout import Layout, Slot
-from dome.samples.engine import Reach, current_backward, has_gradient, reach
+from dome.samples.engine import Leaves, Reach, current_backward, has_gradient
 
 
 class Group:
@@ -44,6 +44,7 @@ class Rows:
         self.functional = False
         self.forward_seen = False
         self._groups: dict[tuple[int, int], Group] = {}
+        self._leaves = Leaves()
         self._reach: dict[int, Reach] = {}
         self._asked = -1
         self._spare: list[Tensor] = []
@@ -74,7 +75,7 @@ class Rows:
             self._asked, self._reach = task, {}
         found = self._reach.get(id(p))
         if found is None:
-            found = self._reach[id(p)] = reach(p)
+            found = self._reach[id(p)] = self._leaves.reach(p)
         return found
 
     def drop_stale(self) -> None:

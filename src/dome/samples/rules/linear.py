@@ -13,9 +13,8 @@ from dome.samples.rules.site import Site
 from dome.samples.sink import Context, apply, first_order
 from dome.samples.trace import Call, Trace
 
-# Up to so many positions a sample, one more product is cheaper than reading the rows
-# again to sum them.
-_FEW_POSITIONS = 16
+# Up to so many positions a sample, one more product is cheaper than summing the rows.
+_FEW_POSITIONS = 4
 
 _MATRIX = 2  # dimensions
 
