@@ -156,6 +156,10 @@ PARAMETERS = {
         parametrizations.weight_norm(nn.Linear(4, 3)),
         sequence(B, 4),
     ),
+    "spectral norm": lambda: (
+        parametrizations.spectral_norm(nn.Linear(4, 3)).eval(),
+        sequence(B, 4),
+    ),
     "orthogonal": lambda: (
         parametrizations.orthogonal(nn.Linear(4, 4)),
         sequence(B, 4),

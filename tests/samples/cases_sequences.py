@@ -119,6 +119,20 @@ SEQUENCES = {
         ],
     ),
     "transformer": lambda: (encoder(True), sequence(B, B, 6)),
+    "transformer with a square mask of zeros": lambda: (
+        Then(
+            lambda m, x, mask: m.layer(x, mask=mask.new_ones(B, B).triu(1)),
+            layer=encoder(True),
+        ),
+        [torch.randn(B, B, 6), torch.zeros(1, 1)],
+    ),
+    "encoder and decoder": lambda: (
+        Then(
+            lambda m, x, y: m.layer(x, y),
+            layer=nn.Transformer(6, 2, 1, 1, 8, dropout=0.0, batch_first=True),
+        ),
+        [torch.randn(B, B, 6), torch.randn(B, 3, 6)],
+    ),
     "transformer in evaluation mode": lambda: (encoder(True).eval(), sequence(B, 5, 6)),
 }
 

@@ -81,6 +81,7 @@ class PerSample:
         self.rows.drop_stale()
         self._mode.begin(unpacked((args, kwargs)), self._batch_dim)
         self.rows.forward_seen = True
+        self._stack.callback(self._mode.end)
         self._stack.enter_context(self._mode)
 
     def _leave(self, *_: object) -> None:
@@ -121,11 +122,15 @@ class _Watch(TorchFunctionMode):
         offsets = _offsets(found) if self._bags else None
         if offsets is not None:
             batch = len(offsets) - self._bags[0].include_last_offset
-        self._trace.begin(batch)
+        self._trace.batch = batch
         for t in found:
             axis = _input_axis(t, batch, batch_dim)
             if axis is not None or t is offsets:
                 self._trace.mark_axis(t, axis)
+
+    def end(self) -> None:
+        """Forget the tensors of the forward pass."""
+        self._trace.end()
 
     def __torch_function__(
         self,
@@ -148,7 +153,7 @@ class _Watch(TorchFunctionMode):
             out = rule_for(func)(self._trace, call, *args, **kwargs)
         else:
             out = func(*args, **kwargs)
-        self._trace.note(call, args[0] if call.in_place else out)
+        self._trace.note(call, args[0] if call.in_place and args else out)
         return out
 
 

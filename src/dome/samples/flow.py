@@ -147,6 +147,8 @@ def _indexed(step: Step) -> Axis | None:
 
 
 def _assigned(step: Step) -> Axis | None:
+    if step.x is step.out:
+        return step.axis
     return assigned_axis(step.out, step.args[1], step.x, step.axis)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from dome.layout import Layout
 from dome.samples.axis import Axis
@@ -93,10 +94,9 @@ class Trace:
         self._parameters = {id(p): Derived((p,)) for p in layout.parameters}
         self._known: dict[int, tuple[weakref.ref[Tensor], Origin]] = {}
 
-    def begin(self, batch: int) -> None:
-        """Start a forward pass of ``batch`` samples."""
-        self.batch = batch
-        # What an earlier pass left behind (a carried hidden state) is still batched.
+    def end(self) -> None:
+        """Forget the tensors that a forward pass did not leave behind."""
+        # One that it did leave (a carried hidden state) stays batched.
         self._known = {k: v for k, v in self._known.items() if v[0]() is not None}
 
     def origin(self, t: Tensor) -> Origin | None:
@@ -107,9 +107,11 @@ class Trace:
         if not t.requires_grad:
             return None
         parameter = self._parameters.get(id(t))
-        if parameter is None and not t.is_leaf:
-            # Made before the pass began, as a cached parametrization is.
-            return Derived(self.layout.parameters)
+        if parameter is None and t.grad_fn is not None:
+            # Made outside the pass: of weights alone, as a cached parametrization is,
+            # or of the samples of another pass.
+            mixed = _holds_captures(t.grad_fn)
+            return Batched(None) if mixed else Derived(self.layout.parameters)
         return parameter
 
     def mark(self, t: Tensor, origin: Origin) -> None:
@@ -157,19 +159,40 @@ class Trace:
             'samples="microbatch"'
         )
 
+    def leading(self, batched: list[Tensor]) -> list[tuple[Tensor, Axis]]:
+        """The tensors whose axis is known, the most trustworthy first.
+
+        A mask passed to the model may be square by chance and taken for samples; what
+        has a gradient and more entries is not a mask.
+        """
+        known = [(t, axis) for t in batched if (axis := self.axis(t)) is not None]
+        if len(known) > 1:
+            known.sort(key=lambda pair: (pair[0].requires_grad, pair[0].numel()))
+        return known[::-1]
+
     def note(self, call: "Call", out: Value) -> None:
         """Remember what the results of an operation that ran depend on."""
         if call.batched:
-            known = [(t, a) for t in call.batched if (a := self.axis(t)) is not None]
+            known = self.leading(call.batched)
             for t in tensors(out):
                 if call.in_place or not self._is_known(t):
                     self.mark_axis(t, self._followed(call, known, t))
+                if call.in_place and t._base is not None:
+                    self._note_base(t._base)
         elif call.derived:
             sources = {id(p): p for t in call.derived for p in self._sources(t)}
             origin = Derived(tuple(sources.values()), _copied(call))
             for t in tensors(out):
                 if t.requires_grad and id(t) not in self._parameters:
                     self.mark(t, origin)
+
+    def _note_base(self, base: Tensor) -> None:
+        """A view of this tensor was written to, as in ``out[:, t].copy_(h)``."""
+        if not self._is_known(base):
+            places = [dim for dim, size in enumerate(base.shape) if size == self.batch]
+            self.mark_axis(
+                base, Axis(places[0], self.batch) if len(places) == 1 else None
+            )
 
     def sort(self, args: Value, kwargs: Value) -> tuple[list[Tensor], list[Tensor]]:
         """The batched and the derived tensors among the arguments."""
@@ -206,8 +229,23 @@ class Trace:
     ) -> Axis | None:
         if not known:
             return None
-        step = Step(call.func, call.args, call.kwargs, *known[0], out, self.axis)
-        return follow(step)
+        return follow(
+            Step(call.func, call.args, call.kwargs, *known[0], out, self.axis)
+        )
+
+
+def _holds_captures(node: Node) -> bool:
+    """Whether a graph contains operations that a rule ran: it holds samples then."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        node = waiting.pop()
+        made_by = getattr(type(node), "_forward_cls", None)
+        if made_by is not None and made_by.__module__.startswith(f"{__package__}."):
+            return True
+        fresh = {parent for parent, _ in node.next_functions if parent is not None}
+        waiting += fresh - seen
+        seen |= fresh
+    return False
 
 
 _COPYING = frozenset(

@@ -129,10 +129,9 @@ def spread_copies(trace: Trace, t: Tensor, axis: Axis, size: int) -> Tensor | No
 
 def _leading(trace: Trace, call: Call) -> tuple[Tensor, Axis]:
     """The argument whose samples the parameters are lined up with."""
-    for t in call.batched:
-        axis = trace.axis(t)
-        if axis is not None:
-            return t, axis
+    known = trace.leading(call.batched)
+    if known:
+        return known[0]
     shape = tuple(call.batched[0].shape)
     raise trace.lost(
         f"it meets {shape}, whose batch dimension is unknown", *call.derived
