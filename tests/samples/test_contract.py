@@ -1,5 +1,4 @@
 import pytest
-import torch
 from samples.cases_layers import LAYERS
 from samples.cases_parameters import PARAMETERS
 from samples.cases_sequences import SEQUENCES, TIME_FIRST
@@ -19,11 +18,7 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 # Torch's own remark on even kernels, from the plain model.

@@ -16,13 +16,7 @@ from dome.samples import (
     source_for,
 )
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def small():
@@ -183,6 +177,17 @@ def test_functional_form_is_the_loop_and_leaves_no_trace():
     )
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
+
+
+def test_functional_form_of_an_attached_model_leaves_its_rows_alone():
+    model, x, y = small(), torch.randn(5, 3), torch.randint(2, (5,))
+    source = PerSample(model, Layout(model))
+    F.cross_entropy(model(x), y).backward()
+    G = per_sample_gradients(model, F.cross_entropy, x[:3], y[:3])
+    rows = source.take()
+    assert_close(5 * rows[:3], G)
+    per_sample_gradients(model, F.cross_entropy, x, y)
+    assert source.take() is None
 
 
 def test_functional_form_ignores_the_gradient_of_unused_layers():

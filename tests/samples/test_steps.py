@@ -2,31 +2,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from samples.loop import per_sample_loop, sum_loss
-from torch import nn
 from torch.testing import assert_close
 
 from dome.layout import Layout
-from dome.samples import PerSample
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.fixture
-def model():
-    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
-
-
-@pytest.fixture
-def source(model):
-    source = PerSample(model, Layout(model))
-    yield source
-    source.detach()
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def backward(model, x):

@@ -73,10 +73,11 @@ class PerSample:
         # A copied or pickled model takes its hooks along; there they must do nothing.
         return _inert, ()
 
-    def _enter(self, _: nn.Module, args: Value, kwargs: Value) -> None:
+    def _enter(self, model: nn.Module, args: Value, kwargs: Value) -> None:
         # A model that calls itself is watched from the outermost call on.
         self._depth += 1
-        if self._depth > 1 or not self._active or not torch.is_grad_enabled():
+        wanted = self._active and torch.is_grad_enabled()
+        if self._depth > 1 or not wanted or _newest(model) is not self:
             return
         self.rows.drop_stale()
         self._mode.begin(unpacked((args, kwargs)), self._batch_dim)
@@ -88,6 +89,12 @@ class PerSample:
         self._depth = max(self._depth - 1, 0)
         if self._depth == 0:
             self._stack.close()
+
+
+def _newest(model: nn.Module) -> object:
+    """The source attached last: the functional form goes before the one that stays."""
+    owners = (getattr(h, "__self__", None) for h in model._forward_pre_hooks.values())
+    return [owner for owner in owners if isinstance(owner, PerSample)][-1]
 
 
 def _inert() -> PerSample:

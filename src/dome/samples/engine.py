@@ -1,4 +1,4 @@
-"""Questions to autograd's engine about the backward pass that is running now."""
+"""Questions to autograd: the backward pass that is running now, and its graph."""
 
 from enum import IntEnum
 
@@ -52,3 +52,17 @@ class Leaves:
 def has_gradient(p: nn.Parameter) -> bool:
     """Whether ``.grad`` holds anything but zeros."""
     return p.grad is not None and bool(p.grad.any())
+
+
+def holds_captures(node: Node) -> bool:
+    """Whether a graph contains operations that a rule ran: it holds samples then."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        node = waiting.pop()
+        made_by = getattr(type(node), "_forward_cls", None)
+        if made_by is not None and made_by.__module__.startswith(f"{__package__}."):
+            return True
+        fresh = {parent for parent, _ in node.next_functions if parent is not None}
+        waiting += fresh - seen
+        seen |= fresh
+    return False

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
 from dome.layout import Layout
 from dome.samples.axis import Axis
+from dome.samples.engine import holds_captures
 from dome.samples.flow import Step, follow, operations
 from dome.samples.nested import Value, tensors
 from dome.samples.rows import Rows
@@ -110,7 +110,7 @@ class Trace:
         if parameter is None and t.grad_fn is not None:
             # Made outside the pass: of weights alone, as a cached parametrization is,
             # or of the samples of another pass.
-            mixed = _holds_captures(t.grad_fn)
+            mixed = holds_captures(t.grad_fn)
             return Batched(None) if mixed else Derived(self.layout.parameters)
         return parameter
 
@@ -232,20 +232,6 @@ class Trace:
         return follow(
             Step(call.func, call.args, call.kwargs, *known[0], out, self.axis)
         )
-
-
-def _holds_captures(node: Node) -> bool:
-    """Whether a graph contains operations that a rule ran: it holds samples then."""
-    seen, waiting = {node}, [node]
-    while waiting:
-        node = waiting.pop()
-        made_by = getattr(type(node), "_forward_cls", None)
-        if made_by is not None and made_by.__module__.startswith(f"{__package__}."):
-            return True
-        fresh = {parent for parent, _ in node.next_functions if parent is not None}
-        waiting += fresh - seen
-        seen |= fresh
-    return False
 
 
 _COPYING = frozenset(

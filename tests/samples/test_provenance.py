@@ -1,0 +1,164 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+from samples.loop import per_sample_loop, sum_loss
+from torch import nn
+from torch.testing import assert_close
+
+from dome.layout import Layout
+from dome.samples import PerSample
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def backward(model, x):
+    sum_loss(model(x)).backward()
+
+
+def test_hidden_state_carried_from_batch_to_batch():
+    class Carry(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell, self.h = nn.GRUCell(3, 4), None
+
+        def forward(self, x):
+            self.h = self.cell(x, self.h)
+            return self.h
+
+    model = Carry()
+    x, y = torch.randn(2, 4, 3)
+    source = PerSample(model, Layout(model))
+    model(x)
+    sum_loss(model(y)).backward()
+    rows = source.take()
+    source.detach()
+
+    def both(pair):
+        return model.cell(pair[:, 1], model.cell(pair[:, 0]))
+
+    model.forward = both
+    assert_close(rows, per_sample_loop(model, [torch.stack([x, y], 1)]))
+
+
+def test_a_model_that_calls_itself_is_watched_once():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x, deep=True):
+            return self(self.layer(x).tanh(), False) if deep else self.layer(x)
+
+    model, x = Twice(), torch.randn(4, 3)
+    source = PerSample(model, Layout(model))
+    backward(model, x)
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x]))
+
+
+def test_bags_given_by_offsets_are_the_samples():
+    class Text(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag, self.head = nn.EmbeddingBag(9, 3), nn.Linear(3, 2)
+
+        def forward(self, words, offsets):
+            return self.head(self.bag(words, offsets))
+
+    model, words = Text(), torch.randint(9, (11,))
+    offsets = torch.tensor([0, 2, 2, 6])
+    source = PerSample(model, Layout(model))
+    sum_loss(model(words, offsets)).backward()
+    rows, total = source.take(), Layout(model).gather()
+    source.detach()
+    assert_close(rows.sum(0), total)
+    for i, bag in enumerate([words[:2], words[:0], words[2:6], words[6:]]):
+        model.zero_grad()
+        sum_loss(model(bag, torch.tensor([0]))).backward()
+        assert_close(rows[i], Layout(model).gather())
+
+
+def test_a_square_mask_is_not_taken_for_samples():
+    encoder = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+    x, mask = torch.randn(4, 4, 6), torch.full((4, 4), -torch.inf).triu(1)
+    source = PerSample(encoder, Layout(encoder))
+    sum_loss(encoder(x, mask)).backward()
+    rows = source.take()
+    source.detach()
+    for i in range(4):
+        encoder.zero_grad()
+        sum_loss(encoder(x[i : i + 1], mask)).backward()
+        assert_close(rows[i], Layout(encoder).gather())
+
+
+def test_weights_computed_before_the_pass_are_followed_to_their_parameters():
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)))
+    x = torch.randn(4, 3)
+    source = PerSample(model, Layout(model))
+    with nn.utils.parametrize.cached():
+        _ = model[0].weight
+        sum_loss(model(x)).backward()
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x]))
+
+
+def test_samples_of_another_pass_are_not_taken_for_weights():
+    class Memory(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.memory = nn.Linear(3, 3), None
+
+        def forward(self, x):
+            return self.layer(x if self.memory is None else x + self.layer(self.memory))
+
+    model = Memory()
+    source = PerSample(model, Layout(model))
+    model.memory = model(torch.randn(4, 3)).mean(0)
+    with pytest.raises(RuntimeError, match=r"'layer.weight'.*microbatch"):
+        model(torch.randn(4, 3))
+    source.detach()
+
+
+def test_results_written_into_views_of_a_buffer_stay_batched():
+    class Filled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x):
+            out = torch.empty(len(x), 2, 3)
+            out[:, 0].copy_(self.layer(x))
+            out[:, 1] = x
+            return self.head(out)
+
+    model, x = Filled(), torch.randn(4, 3)
+    source = PerSample(model, Layout(model))
+    backward(model, x)
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x]))
+
+
+def test_inputs_may_be_nested_in_mappings_and_dataclasses():
+    @dataclass
+    class Batch:
+        index: int
+        parts: dict
+
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, batch):
+            return self.layer(batch.parts["x"][0])
+
+    model, x = Reads(), torch.randn(4, 3)
+    source = PerSample(model, Layout(model))
+    sum_loss(model(Batch(3, {"x": (x,)}))).backward()
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model.layer, [x]))
