@@ -55,7 +55,7 @@ def assign(trace: Trace, call: Call, x: Tensor, index: Value, value: Value) -> N
             call.func(x, index, _aligned(trace, value, target, inside))
             return
     elif isinstance(trace.origin(x), Derived):
-        inside = trace.axis(value)
+        inside = trace.axis(value) if isinstance(value, Tensor) else None
         held = inside and assigned_axis(x, index, value, inside)
         if held is not None:
             # From here on x holds samples; what it held before is a weight to each.
