@@ -80,11 +80,11 @@ def demo(
         int | None, typer.Option(min=2, max=100, help="Repetitions, 3 by default.")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Length of a run, 11 by default.")
+        int | None, typer.Option(min=1, help="Length of a run, 10 by default.")
     ] = None,
     rank: Annotated[
         int | None,
-        typer.Option(min=1, max=1000, help="Directions to remove, 20 by default."),
+        typer.Option(min=1, max=1000, help="Directions to remove, 32 by default."),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="Ten seconds; too short to show much.")

@@ -54,9 +54,11 @@ def test_compiled_models_are_refused_with_a_sentence():
         attach(model)
 
 
-def test_data_parallel_wrappers_are_refused_with_a_sentence():
-    with pytest.raises(ValueError, match=r"DataParallel.*inside it"):
-        attach(nn.DataParallel(nn.Linear(3, 2)))
+@pytest.mark.parametrize("kind", ["per_sample", "microbatch"])
+def test_data_parallel_wrappers_are_refused_with_a_sentence(kind):
+    model = nn.DataParallel(nn.Linear(3, 2))
+    with pytest.raises(ValueError, match="by DataParallel.*filter in one process"):
+        source_for(kind, model, Layout(model))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -4,10 +4,11 @@ ResNet-8 on scikit-learn's digits, Adam, a Gaussian sketch of the gradient at th
 rates, with and without the filter, three seeds. Nothing is downloaded. Cost: about
 100 s on 2 CPU cores.
 
-The settings come from trials. The learning rate suits training without the filter best
-at these rates, of 0.001, 0.003, 0.01 and 0.02. Ranks 10, 20, 30 and 50 gained about the
-same. At rate 10,000 (not shown) both arms end near 0.74 in this time: the filter starts
-behind and has just caught up.
+The settings come from trials, most of them with one seed. The 8x8 images are enlarged
+to 16x16: at 8x8 the filter takes 20 to 40 % of the norm, and lowers the training loss
+under compression but not clearly the test error; at 16x16 it takes half of the norm, on
+MNIST's 28x28 over four fifths, and the gain grows with it. Ranks 20, 32 and 64 gained
+about the same; the learning rate is the paper's.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,8 @@ from dome.paper.tasks.task import Task
 from dome.paper.train import RUN_KEY, Run, train
 from dome.paper.workers import available_cores, run_all
 
-LEARNING_RATE = 3e-3
+LEARNING_RATE = 1e-3
+IMAGE_SIZE = 16
 ROWS_FILE = "rows.jsonl"
 
 
@@ -33,10 +35,10 @@ ROWS_FILE = "rows.jsonl"
 class Config:
     """Settings of the demo; the defaults take under two minutes on two cores."""
 
-    rank: int = 20
-    rates: tuple[float | None, ...] = (None, 1000.0, 3000.0)
+    rank: int = 32
+    rates: tuple[float | None, ...] = (None, 100.0, 1000.0)
     seeds: int = 3
-    epochs: int = 11
+    epochs: int = 10
     batch_size: int = 32
 
 
@@ -99,7 +101,11 @@ def prepare(config: Config, folder: Path, *, fresh: bool = False) -> Plan:
     path = folder / ROWS_FILE
     if fresh:
         path.unlink(missing_ok=True)
-    settings = asdict(config) | {"learning_rate": LEARNING_RATE, "dome": dome_version()}
+    settings = asdict(config) | {
+        "learning_rate": LEARNING_RATE,
+        "image_size": IMAGE_SIZE,
+        "dome": dome_version(),
+    }
     found = resume_rows(path, settings, RUN_KEY, config.epochs)
     done = {tuple(row[column] for column in RUN_KEY) for row in found or []}
     missing = [r for r in planned_runs(config) if (r.seed, r.arm, r.rate) not in done]
@@ -123,4 +129,4 @@ def compute(plan: Plan) -> Iterator[tuple[Run, Row | None]]:
 
 @cache
 def _digits() -> Task:
-    return digits()
+    return digits(size=IMAGE_SIZE)

@@ -77,7 +77,7 @@ def headline(comparison: Comparison) -> str:
 def _subtitle(rows: Sequence[Row]) -> str:
     num_seeds = len({row["seed"] for row in rows})
     return (
-        f"ResNet-8 on 8x8 digits, Adam, Gaussian sketch of the gradient; mean of "
+        f"ResNet-8 on 16x16 digits, Adam, Gaussian sketch of the gradient; mean of "
         f"{num_seeds} seeds, 95 % Student t intervals"
     )
 

@@ -8,6 +8,7 @@ from dome.samples.functional import per_sample_gradients
 from dome.samples.microbatch import MicroBatch
 from dome.samples.opacus import OpacusSamples, carries_grad_sample
 from dome.samples.protocol import SampleSource
+from dome.samples.refuse import check_one_process
 
 __all__ = [
     "MicroBatch",
@@ -34,6 +35,7 @@ def source_for(
     """
     if kind not in KINDS:
         raise ValueError(f"samples must be one of {KINDS}, got {kind!r}")
+    check_one_process(model)
     if kind == "microbatch":
         return MicroBatch(model, layout)
     if carries_grad_sample(model):

@@ -5,16 +5,23 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-def check_capturable(model: nn.Module) -> None:
-    """Raise ``ValueError`` if per-sample gradients of this model cannot be captured."""
+def check_one_process(model: nn.Module) -> None:
+    """Raise ``ValueError`` if this model is spread over workers or devices."""
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    for name, module in model.named_modules():
-        where = f"layer {name!r}" if name else "the model"
+    for module in model.modules():
         if isinstance(module, wrappers):
             raise ValueError(
-                f"{where} is a {type(module).__name__}: attach to the module inside "
-                "it, before it is wrapped"
+                f"the model is spread over workers by {type(module).__name__}: each "
+                "would turn a basis its own way and their parameters would drift "
+                "apart; filter in one process"
             )
+
+
+def check_capturable(model: nn.Module) -> None:
+    """Raise ``ValueError`` if per-sample gradients of this model cannot be captured."""
+    check_one_process(model)
+    for name, module in model.named_modules():
+        where = f"layer {name!r}" if name else "the model"
         if isinstance(module, torch.jit.ScriptModule):
             raise ValueError(
                 f"{where} is a TorchScript module, whose operations cannot be seen: "

@@ -2,20 +2,24 @@
 
 import torch
 from sklearn.datasets import load_digits
+from torch.nn.functional import interpolate
 
 from dome.paper.tasks.task import Task
 
 TEST_SHARE = 0.25
 
 
-def digits(seed: int = 0) -> Task:
-    """Digits as images (N, 1, 8, 8), zero mean and unit variance over training pixels.
+def digits(seed: int = 0, size: int = 8) -> Task:
+    """Digits as images (N, 1, size, size), training pixels of mean 0 and variance 1.
 
     Args:
         seed: Decides which quarter of the images is held out for testing.
+        size: Side of the images; other than 8, they are resized bilinearly.
     """
     bunch = load_digits()
     x = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1)
+    if size != x.shape[-1]:
+        x = interpolate(x, size=(size, size), mode="bilinear")
     y = torch.as_tensor(bunch.target, dtype=torch.int64)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     test, train = order.split([num := int(TEST_SHARE * len(x)), len(x) - num])
