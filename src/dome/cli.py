@@ -124,9 +124,9 @@ def _announce(config: Config, plan: Plan) -> None:
         )
     if plan.missing:
         console.print(
-            f"Training ResNet-8 on digits {len(plan.missing)} times: compression rates "
-            f"{len(config.rates)}, seeds {config.seeds}, with the filter (rank "
-            f"{config.rank}) and without, {config.epochs} epochs each."
+            f"Training ResNet-8 on digits, {len(plan.missing)} runs: "
+            f"{len(config.rates)} compression rates, {config.seeds} seeds, with the "
+            f"filter (rank {config.rank}) and without, {config.epochs} epoch(s) each."
         )
 
 
