@@ -34,24 +34,42 @@ def test_blockwise_products_equal_whole_ones(rng):
     torch.testing.assert_close(gram(U), U.T @ U)
     torch.testing.assert_close(coefficients(U, G), G @ U)
     for pairwise in (True, False):
-        seen = products(U, G, 3.0, pairwise=pairwise)
+        seen = products(U, G, pairwise=pairwise).scaled(3.0)
         torch.testing.assert_close(seen.V, 3 * H @ U)
         torch.testing.assert_close(seen.m, 3 * U.T @ G.mean(dim=0))
         torch.testing.assert_close(seen.Hmu, 9 * H @ G.mean(dim=0))
         torch.testing.assert_close(seen.mu2, 9 * G.mean(dim=0).square().sum())
         torch.testing.assert_close(seen.energy, 9 * H.square().sum())
         torch.testing.assert_close(seen.sample_norms_squared, 9 * G.square().sum(dim=1))
-    torch.testing.assert_close(products(U, G, 3.0, pairwise=True).K, 9 * H @ H.T)
+    torch.testing.assert_close(products(U, G, pairwise=True).scaled(3.0).K, 9 * H @ H.T)
 
 
 def test_recombination_in_place_equals_the_formula(rng):
     U = orthonormal(rng, 40, 5)
-    G = torch.randn(6, 40, generator=rng, dtype=torch.float64)
     P = torch.randn(5, 5, generator=rng, dtype=torch.float64)
-    M = torch.randn(6, 5, generator=rng, dtype=torch.float64)
-    expected = U @ P + (G - G.mean(dim=0)).T @ M
-    recombine_(U, P, G, M)
+    expected = U @ P
+    recombine_(U, P)
     torch.testing.assert_close(U, expected)
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 1e6])
+@pytest.mark.parametrize("pairwise", [True, False])
+@pytest.mark.parametrize("num_samples", [6, 70], ids=["few", "split"])
+def test_a_gradient_that_goes_along_gets_its_products_too(
+    mean, pairwise, num_samples, rng
+):
+    U = orthonormal(rng, 90, 5)
+    G = torch.randn(num_samples, 90, generator=rng, dtype=torch.float64) + mean
+    g = torch.randn(90, generator=rng, dtype=torch.float64)
+    H = G - G.mean(dim=0)
+    seen = products(U, G, pairwise=pairwise, along=g)
+    # A mean of 1e6 leaves ten digits of what the samples' own rounding keeps.
+    close = {"rtol": 1e-7, "atol": 1e-7 * max(mean, 1.0) ** 0.5}
+    torch.testing.assert_close(seen.gU, U.T @ g)
+    torch.testing.assert_close(seen.Hg, H @ g, **close)
+    torch.testing.assert_close(seen.V, H @ U, **close)
+    expected = H @ H.T if pairwise else H.square().sum(dim=1)
+    torch.testing.assert_close(seen.K, expected, **close)
 
 
 def test_what_samples_have_outside_a_basis_keeps_its_digits_where_little_is(rng):
@@ -59,7 +77,7 @@ def test_what_samples_have_outside_a_basis_keeps_its_digits_where_little_is(rng)
     inside = 1000 * torch.randn(6, 5, generator=rng) @ U.T
     G = inside + 0.01 * torch.randn(6, 40, generator=rng)
     exact, basis = G.double() - G.double().mean(dim=0), U.double()
-    V = products(U, G, 1.0, pairwise=False).V
+    V = products(U, G, pairwise=False).V
     correction, inner = outside(U, G, V, 1.0)
     total = V + correction
     rest = exact - total @ basis.T

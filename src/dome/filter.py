@@ -6,7 +6,7 @@ step the samples of the batch turn the basis, then g − U Uᵀ g takes the plac
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -112,11 +112,8 @@ class GradientFilter:
     def step(self) -> None:
         """Take the samples of this step, turn the basis, filter ``.grad`` in place."""
         start = time.perf_counter()
-        if self._takes_samples():
-            rows = self._source.take()
-            if rows is not None:
-                self._observe(rows, self._sample_scale(len(rows)))
-        self._filter()
+        rows = self._source.take() if self._takes_samples() else None
+        self._filter(rows)
         self._num_steps += 1
         self._source.arm(self._takes_samples())
         self._seconds = time.perf_counter() - start
@@ -129,12 +126,13 @@ class GradientFilter:
                 f"samples must have shape (B, {self._layout.dim}), one gradient a row, "
                 f"got {tuple(grads.shape)}"
             )
-        self._observe(grads, 1.0)
+        for columns, tracker in self._columns():
+            tracker.update(grads[:, columns])
 
     @torch.no_grad()
     def filter_(self) -> None:
         """Filter ``.grad`` with the basis as it is, without counting a step."""
-        self._filter()
+        self._filter(None)
 
     def detach(self) -> None:
         """Remove every hook from the model and the optimizer. Can be called twice."""
@@ -221,15 +219,13 @@ class GradientFilter:
         scale = float(num_rows) if self._loss_reduction == "mean" else 1.0
         return scale if self._scaler is None else scale / self._scaler.get_scale()
 
-    def _observe(self, grads: Tensor, scale: float) -> None:
+    def _columns(self) -> Iterator[tuple[slice, Tracker]]:
         for block, tracker in zip(self._blocks, self._trackers, strict=True):
-            tracker.update(grads[:, block.start : block.stop], scale)
+            yield slice(block.start, block.stop), tracker
 
-    def _filter(self) -> None:
+    def _filter(self, rows: Tensor | None) -> None:
         gradient = self._layout.gather()
-        filtered = gradient
-        if self._num_steps >= self._warmup:
-            filtered = self._project_out(gradient)
+        filtered = self._filtered(gradient, rows)
         norm = torch.linalg.vector_norm(gradient)
         kept = torch.linalg.vector_norm(filtered)
         self._kept_norm = torch.where(norm > 0, kept / norm, torch.ones_like(norm))
@@ -243,20 +239,33 @@ class GradientFilter:
         if filtered is not gradient:
             self._layout.scatter_(filtered)
 
-    def _project_out(self, gradient: Tensor) -> Tensor:
+    def _filtered(self, gradient: Tensor, rows: Tensor | None) -> Tensor:
+        """Turn the basis towards the captured rows, if any, then project."""
+        strength = self._current_strength(gradient)
+        scale = 1.0 if rows is None else self._sample_scale(len(rows))
+        filtered = gradient if strength == 0 else gradient.clone()
+        for columns, tracker in self._columns():
+            if strength == 0:
+                if rows is not None:
+                    tracker.update(rows[:, columns], scale)
+            elif rows is None:
+                filtered[columns] = tracker.project_out(gradient[columns], strength)
+            else:
+                filtered[columns] = tracker.step(
+                    rows[:, columns], gradient[columns], scale=scale, strength=strength
+                )
+        return filtered
+
+    def _current_strength(self, gradient: Tensor) -> float:
+        """How much of the removed part to remove at this step, 0 for only watching."""
         strength = self._strength
         if callable(strength):
             strength = strength(self._num_steps)
             _check_strength(strength)
         # A gradient that is not finite would spread to every parameter through U Uᵀ g:
         # leave it where it is, for the user to see.
-        if strength == 0 or not bool(gradient.sum().isfinite()):
-            return gradient
-        filtered = gradient.clone()
-        for block, tracker in zip(self._blocks, self._trackers, strict=True):
-            columns = slice(block.start, block.stop)
-            filtered[columns] = tracker.project_out(gradient[columns], strength)
-        return filtered
+        watching = self._num_steps < self._warmup
+        return 0.0 if watching or not bool(gradient.sum().isfinite()) else strength
 
 
 def _check_strength(strength: float) -> None:

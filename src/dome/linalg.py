@@ -13,9 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BLOCK_ROWS = (
-    8192  # a block of U and of G stays in a CPU's cache for K, B up to a few 100
-)
+# A block of U and of G stays in a CPU's cache for K and B up to a few hundred.
+BLOCK_ROWS = 8192
+# ‖μ‖² over the mean of ‖h_b‖² from which samples are centred before anything else.
+LONG_MEAN = 4.0
+# Number of samples from which half of the off-diagonal products is worth saving.
+SPLIT_ROWS = 64
 
 
 def compute_dtype(storage: torch.dtype) -> torch.dtype:
@@ -82,6 +85,8 @@ class Products:
         K: H Hᵀ, shape (B, B), or only its diagonal, shape (B,), if not asked for.
         Hmu: H μ, shape (B,).
         mu2: ‖μ‖², a scalar.
+        gU: Uᵀ g, shape (K,), of a gradient g that goes along, if one does.
+        Hg: H g, shape (B,).
     """
 
     V: Tensor
@@ -89,6 +94,8 @@ class Products:
     K: Tensor
     Hmu: Tensor
     mu2: Tensor
+    gU: Tensor | None = None  # noqa: N815 (a product of symbols)
+    Hg: Tensor | None = None
 
     @property
     def sample_norms_squared(self) -> Tensor:
@@ -96,70 +103,139 @@ class Products:
         diagonal = self.K.diagonal() if self.K.dim() == 2 else self.K
         return diagonal + 2 * self.Hmu + self.mu2
 
-    def is_constant(self, dtype: torch.dtype) -> bool:
-        """Whether samples of this precision differ by no more than its rounding."""
-        rounding = (4 * torch.finfo(dtype).eps) ** 2 * len(self.V) * self.mu2
-        return bool(self.energy <= rounding)
-
     @property
     def energy(self) -> Tensor:
         """‖H‖²_F, the total variance in the batch times B."""
         return self.K.trace() if self.K.dim() == 2 else self.K.sum()
 
+    def mean_is_long(self, ratio: float) -> bool:
+        """Whether ‖μ‖² is at least ``ratio`` times the mean of ‖h_b‖²."""
+        return bool(len(self.V) * self.mu2 >= ratio * self.energy)
+
+    def is_constant(self, dtype: torch.dtype) -> bool:
+        """Whether samples of this precision differ by no more than its rounding."""
+        nothing = bool(self.energy == 0)
+        return nothing or self.mean_is_long((4 * torch.finfo(dtype).eps) ** -2)
+
     def is_finite(self) -> bool:
         """Whether every sample was: one infinite or missing value shows in all sums."""
         return bool((self.V.sum() + self.energy + self.mu2).isfinite())
 
+    def scaled(self, scale: float) -> "Products":
+        """The same for ``scale`` times the samples; g is not one of them."""
+        return Products(
+            V=scale * self.V,
+            m=scale * self.m,
+            K=scale**2 * self.K,
+            Hmu=scale**2 * self.Hmu,
+            mu2=scale**2 * self.mu2,
+            gU=self.gU,
+            Hg=None if self.Hg is None else scale * self.Hg,
+        )
 
-def products(U: Tensor, G: Tensor, scale: float, *, pairwise: bool) -> Products:
-    """Products of the samples ``scale * G`` with each other and with a basis.
 
-    Samples are centred block by block. Centring the finished Gram matrix instead would
-    save a pass, and lose all digits when the mean is much longer than the deviations.
+def products(
+    U: Tensor, G: Tensor, *, pairwise: bool, along: Tensor | None = None
+) -> Products:
+    """Products of samples with each other and with a basis.
+
+    The finished products are centred, not the samples, which saves two passes over
+    them. If the mean turns out to be long, that has cost digits: then it is done again
+    on samples centred block by block.
 
     Args:
         U: Basis, shape (D, K).
         G: Samples, shape (B, D).
-        scale: Factor on the samples, applied to the small results only.
         pairwise: Whether to form H Hᵀ, which costs 2 D B² flops, or its diagonal alone.
+        along: A gradient (D,) whose products with U and H are wanted too.
     """
+    seen = _products_then_center(U, G, pairwise, along)
+    if seen.is_finite() and seen.mean_is_long(LONG_MEAN):
+        return _center_then_products(U, G, pairwise, along)
+    return seen
+
+
+def _products_then_center(
+    U: Tensor, G: Tensor, pairwise: bool, along: Tensor | None
+) -> Products:
     B, dtype = len(G), compute_dtype(U.dtype)
-    coords = U.new_zeros(B + 1, U.shape[1], dtype=torch.float64)
-    last = B + 1 if pairwise else 1
-    inner = U.new_zeros(B + 1, last, dtype=torch.float64)
+    GU = U.new_zeros(B, U.shape[1], dtype=torch.float64)
+    inner = U.new_zeros((B, B) if pairwise else (B,), dtype=torch.float64)
+    Gmu, gU, Gg = torch.zeros_like(GU[:, 0]), torch.zeros_like(GU[0]), None
+    for rows in row_blocks(U.shape[0]):
+        block, basis = G[:, rows].to(dtype), U[rows].to(dtype)
+        GU += block @ basis
+        if pairwise:
+            inner += _self_products(block)
+        else:
+            inner += torch.linalg.vecdot(block, block)
+            Gmu += block @ block.mean(dim=0)
+        if along is not None:
+            piece = along[rows].to(dtype)
+            gU += piece @ basis
+            Gg = block @ piece if Gg is None else Gg + block @ piece
+    if pairwise:
+        Gmu = inner.mean(dim=1)
+    mu2 = Gmu.mean()
+    cross = Gmu[:, None] + Gmu if pairwise else 2 * Gmu
+    return Products(
+        V=GU - GU.mean(dim=0),
+        m=GU.mean(dim=0),
+        K=inner - cross + mu2,
+        Hmu=Gmu - mu2,
+        mu2=mu2,
+        gU=None if along is None else gU,
+        Hg=None if Gg is None else Gg.double() - Gg.double().mean(),
+    )
+
+
+def _self_products(block: Tensor) -> Tensor:
+    """G Gᵀ of a wide block, three quarters of it computed, the rest by symmetry."""
+    if len(block) < SPLIT_ROWS:
+        return block @ block.T
+    half = len(block) // 2
+    upper, lower = block[:half], block[half:]
+    result = block.new_empty(len(block), len(block))
+    torch.mm(upper, block.T, out=result[:half])
+    result[half:, :half] = result[:half, half:].T
+    result[half:, half:] = lower @ lower.T
+    return result
+
+
+def _center_then_products(
+    U: Tensor, G: Tensor, pairwise: bool, along: Tensor | None
+) -> Products:
+    B, dtype = len(G), compute_dtype(U.dtype)
+    coords = U.new_zeros(B + 2, U.shape[1], dtype=torch.float64)
+    inner = U.new_zeros(B + 2, B + 2 if pairwise else 2, dtype=torch.float64)
     diagonal = U.new_zeros(B, dtype=torch.float64)
     for rows in row_blocks(U.shape[0]):
         block = G[:, rows].to(dtype)
-        mean = block.mean(dim=0, keepdim=True)
-        block = torch.cat([block - mean, mean])
+        mean = block.mean(dim=0)
+        piece = torch.zeros_like(mean) if along is None else along[rows].to(dtype)
+        block = torch.cat([block - mean, mean[None], piece[None]])
         coords += block @ U[rows].to(dtype)
-        inner += block @ block[-last:].T
-        if not pairwise:
-            diagonal += torch.linalg.vecdot(block[:B], block[:B])
-    coords *= scale
-    inner *= scale**2
-    K = inner[:B, :B] if pairwise else diagonal * scale**2
+        inner += block @ block[-inner.shape[1] :].T
+        diagonal += torch.linalg.vecdot(block[:B], block[:B])
     # Rounding leaves a mean of the order of the precision; H has none.
     V = coords[:B] - coords[:B].mean(dim=0)
-    return Products(V=V, m=coords[B], K=K, Hmu=inner[:B, -1], mu2=inner[B, -1])
+    return Products(
+        V=V,
+        m=coords[B],
+        K=inner[:B, :B] if pairwise else diagonal,
+        Hmu=inner[:B, -2],
+        mu2=inner[B, -2],
+        gU=None if along is None else coords[B + 1],
+        Hg=None if along is None else inner[:B, -1],
+    )
 
 
-def recombine_(
-    U: Tensor, P: Tensor, G: Tensor | None = None, M: Tensor | None = None
-) -> None:
-    """U ← U P + Hᵀ M in place, H being the samples G (B, D) centred, block by block.
-
-    Gᵀ M would be the same, as the columns of M sum to zero; but their sum is rounded,
-    and a mean much longer than the deviations would make that visible.
-    """
+def recombine_(U: Tensor, P: Tensor) -> None:
+    """U ← U P in place, a block of rows at a time."""
     dtype = compute_dtype(U.dtype)
     P = P.to(dtype)
-    M = None if M is None else M.to(dtype)
     for rows in row_blocks(U.shape[0]):
-        block = U[rows].to(dtype) @ P
-        if G is not None and M is not None:
-            block.addmm_(_centered(G, rows, dtype).T, M)
-        U[rows] = block
+        U[rows] = U[rows].to(dtype) @ P
 
 
 def _centered(G: Tensor, rows: slice, dtype: torch.dtype) -> Tensor:

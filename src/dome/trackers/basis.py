@@ -3,18 +3,22 @@
 Shapes: U (D, W) with W = K + oversample orthonormal columns, G (B, D) samples.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from dome.linalg import (
+    LONG_MEAN,
     Products,
     coefficients,
     compute_dtype,
     gram,
-    recombine_,
+    products,
     row_blocks,
 )
 from dome.orthonormal import orthogonality_limit, orthonormalize_
+from dome.tall import Passenger, Tall
 from dome.trackers.protocol import Update
 
 STORAGE = (torch.float32, torch.float64, torch.bfloat16)
@@ -25,6 +29,23 @@ CHECK_EVERY_16_BIT = 10
 DEFAULT_SEED = (
     0x646F6D65  # not 0: a user's own seed 0 must not give the same directions
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What comes in at one step.
+
+    Attributes:
+        G: Samples, shape (B, D).
+        scale: Factor on them.
+        gradient: g to filter with the updated basis, shape (D,), if any.
+        strength: How much of the removed part of it to remove.
+    """
+
+    G: Tensor
+    scale: float = 1.0
+    gradient: Tensor | None = None
+    strength: float = 1.0
 
 
 class Basis:
@@ -55,7 +76,7 @@ class Basis:
         self.rank, self.oversample = rank, min(oversample, dim - rank)
         self.width = rank + self.oversample
         self.compute_dtype = compute_dtype(dtype)
-        self.U = torch.zeros(dim, self.width, dtype=dtype, device=device)
+        self._tall = Tall(dim, self.width, dtype, device)
         self.orthogonality_error = 0.0
         self._seed = DEFAULT_SEED if generator is None else _draw_seed(generator)
         self._check_every = (
@@ -71,11 +92,56 @@ class Basis:
         every = torch.ones(self.width, dtype=torch.bool, device=self.U.device)
         self.orthonormalize_(0, every)
 
-    def recombine_(
-        self, P: Tensor, G: Tensor | None = None, M: Tensor | None = None
-    ) -> None:
-        """U ← U P + Gᵀ M in place."""
-        recombine_(self.U, P, G, M)
+    @property
+    def U(self) -> Tensor:  # noqa: N802 (the paper's symbol)
+        """All the columns, shape (D, W); a view that the next update makes invalid."""
+        return self._tall.U
+
+    def see(self, batch: Batch, *, pairwise: bool) -> Products:
+        """What an update must know of the batch."""
+        seen = products(self.U, batch.G, pairwise=pairwise, along=batch.gradient)
+        return seen.scaled(batch.scale)
+
+    def scale_(self, batch: Batch, seen: Products, s: Tensor, M: Tensor) -> None:
+        """U ← U diag(s) + Hᵀ M, not orthonormal; ``advance_`` with ``by`` ends this."""
+        centered = seen.mean_is_long(LONG_MEAN)
+        self._tall.recombine_(s, batch.G, batch.scale * M, centered=centered)
+
+    def advance_(
+        self,
+        batch: Batch,
+        seen: Products,
+        P: Tensor,
+        M: Tensor,
+        by: Tensor | None = None,
+    ) -> Tensor | None:
+        """U ← U P + Hᵀ M, and the batch's gradient filtered with the new U, if any.
+
+        Args:
+            batch: The samples, and the gradient that goes along.
+            seen: Their products with U.
+            P: Shape (W, W).
+            M: Shape (B, W).
+            by: After ``scale_``, all that is left to multiply U by, shape (W, W).
+        """
+        passenger = None
+        if batch.gradient is not None and seen.gU is not None and seen.Hg is not None:
+            # Uᵀg of the new U, from what was seen with the old one.
+            c = self._removed(seen.gU @ P + seen.Hg @ M)
+            passenger = Passenger(batch.gradient, batch.strength * c)
+        if by is not None:
+            return self._tall.recombine_(by, passenger=passenger)
+        centered = seen.mean_is_long(LONG_MEAN)
+        return self._tall.recombine_(
+            P, batch.G, batch.scale * M, centered=centered, passenger=passenger
+        )
+
+    def _removed(self, c: Tensor) -> Tensor:
+        """Of coordinates in U, those along the directions that are removed."""
+        if self._leading is not None:
+            return self._leading @ (self._leading.T @ c)
+        c[self.rank :] = 0
+        return c
 
     def gram(self) -> Tensor:
         """Uᵀ U, shape (W, W)."""
@@ -108,29 +174,25 @@ class Basis:
     def update_of(
         self,
         seen: Products,
-        P: Tensor | None,
-        M: Tensor | None,
-        G: Tensor | None = None,
-        scale: float = 1.0,
+        P: Tensor | None = None,
+        M: Tensor | None = None,
+        measured: Batch | None = None,
     ) -> Update:
-        """The record of U ← U P + Hᵀ M; with G measured, without it derived.
+        """The record of U ← U P + Hᵀ M, or of no change.
 
         Uᵀg of the new basis follows from what was seen with the old one, as long as the
-        new one is exactly that combination.
+        new one is exactly that combination and H Hᵀ is known. Otherwise the coordinates
+        of ``measured`` are computed.
         """
         old = seen.V + seen.m
-        if P is None or M is None:
-            new, overlap = (
-                old,
-                torch.eye(self.width, dtype=old.dtype, device=old.device),
-            )
-        else:
+        overlap = torch.eye(self.width, dtype=old.dtype, device=old.device)
+        new = old
+        if P is not None and M is not None:
             overlap = P + seen.V.T @ M
-            new = (
-                coefficients(self.U, G) * scale
-                if G is not None
-                else old @ P + (seen.K + seen.Hmu) @ M
-            )
+            if measured is None:
+                new = old @ P + (seen.K + seen.Hmu) @ M
+            else:
+                new = coefficients(self.U, measured.G) * measured.scale
         new = new[:, : self.rank] if self._leading is None else new @ self._leading
         # Rows of directions that were not there yet are zero and do not count.
         num_old = (overlap.square().sum(dim=1) > 0).sum().clamp(min=1)
@@ -169,11 +231,7 @@ class Basis:
                 f"gradient must have shape ({len(self.U)},), "
                 f"got {tuple(gradient.shape)}"
             )
-        c = coefficients(self.U, gradient[None])[0]
-        if self._leading is not None:
-            c = self._leading @ (self._leading.T @ c)
-        else:
-            c[self.rank :] = 0
+        c = self._removed(coefficients(self.U, gradient[None])[0])
         c = (strength * c).to(self.compute_dtype)
         filtered = gradient.clone()
         for rows in row_blocks(len(gradient)):
@@ -184,6 +242,8 @@ class Basis:
     def state_dict(self) -> dict[str, Tensor]:
         """The matrix and what its upkeep depends on."""
         state = {"basis": self.U, "seed": torch.tensor(self._seed)}
+        # Where U lies decides how it is aligned, and that how products are rounded.
+        state["is_low"] = torch.tensor(self._tall.is_low)
         state["orthogonality_error"] = torch.tensor(
             self.orthogonality_error, dtype=torch.float64
         )
@@ -205,7 +265,8 @@ class Basis:
                 f"the saved basis is {there.dtype}, this one {here.dtype}: choose the "
                 f"same storage, it cannot be resumed bit for bit otherwise"
             )
-        here.copy_(there)
+        self._tall.is_low = bool(state["is_low"])
+        self.U.copy_(there)
         self._seed = int(state["seed"])
         self.orthogonality_error = float(state["orthogonality_error"])
         for name in ("leading", "leading_eigenvalues"):

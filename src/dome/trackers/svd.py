@@ -12,11 +12,13 @@ coordinates [U, Z], Z spanning what H has outside U, M is a small matrix, so tha
 overwritten in place by U P + Hᵀ N. Cost 8 D B K + 2 D K² + 2 D B² flops.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from dome.linalg import Products, outside, products
-from dome.trackers.basis import Basis
+from dome.linalg import Products, outside
+from dome.trackers.basis import Basis, Batch
 from dome.trackers.intake import Intake
 from dome.trackers.protocol import Update
 
@@ -61,56 +63,71 @@ class IncrementalSVD:
         self._doubt = 0.0  # bound on what rounding did to UᵀU = I since it was mended
         self.last_update: Update | None = None
 
-    @torch.no_grad()
     def update(self, grads: Tensor, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into the estimate.
 
         A batch with a value that is not finite, or of one sample, is left out and
         counted.
         """
-        if not self._intake.admits(grads):
-            return
+        self._advance(Batch(grads, scale))
+
+    def step(
+        self,
+        grads: Tensor,
+        gradient: Tensor,
+        *,
+        scale: float = 1.0,
+        strength: float = 1.0,
+    ) -> Tensor:
+        """``update(grads)``, then ``project_out(gradient)``, in the same passes."""
+        filtered = self._advance(Batch(grads, scale, gradient, strength))
+        return self.project_out(gradient, strength) if filtered is None else filtered
+
+    @torch.no_grad()
+    def _advance(self, batch: Batch) -> Tensor | None:
+        """Update; returns the filtered gradient if it came along all the way."""
+        if not self._intake.admits(batch.G):
+            return None
         self._tall.check_orthogonality(self._intake.num_updates)
-        parts = grads.split(max(ROWS_AT_ONCE, 2 * self._tall.width))
+        parts = batch.G.split(max(ROWS_AT_ONCE, 2 * self._tall.width))
         if len(parts) > 1:
-            self._update_by_parts(grads, scale, len(parts))
-            return
-        seen = products(self._tall.U, grads, scale, pairwise=False)
+            self._update_by_parts(batch, len(parts))
+            return None
+        seen = self._tall.see(batch, pairwise=False)
         if not seen.is_finite():
             self._intake.skip("a sample is not finite")
-            return
+            return None
         past, newest = self._intake.weights()
         self._intake.num_updates += 1
         self._values *= past
-        if seen.is_constant(grads.dtype):
-            self.last_update = self._tall.update_of(seen, None, None)
-            return
-        self._fold(grads, scale, seen, newest / len(grads))
+        if seen.is_constant(batch.G.dtype):
+            self.last_update = self._tall.update_of(seen)
+            return None
+        return self._fold(batch, seen, newest / len(batch.G))
 
-    def _update_by_parts(self, grads: Tensor, scale: float, num_parts: int) -> None:
+    def _update_by_parts(self, batch: Batch, num_parts: int) -> None:
         """The same for a large batch: one part of its centred rows after the other."""
-        mean = grads.mean(dim=0)
+        mean = batch.G.mean(dim=0)
         if not bool(mean.isfinite().all()):
             self._intake.skip("a sample is not finite")
             return
         past, newest = self._intake.weights()
         self._intake.num_updates += 1
         self._values *= past
-        for part in grads.tensor_split(num_parts):
+        for part in batch.G.tensor_split(num_parts):
             # Rows are centred on the whole batch; the part's own mean then is variance
             # too, which the mirrored rows below keep: [h; −h]/√2 has mean zero.
             rows = (part - mean) * 0.5**0.5
-            both = torch.cat([rows, -rows])
-            seen = products(self._tall.U, both, scale, pairwise=False)
-            self._fold(both, scale, seen, newest / len(grads))
-        self.last_update = self._tall.update_of(
-            products(self._tall.U, grads, scale, pairwise=False), None, None
-        )
+            both = Batch(torch.cat([rows, -rows]), batch.scale)
+            seen = self._tall.see(both, pairwise=False)
+            self._fold(both, seen, newest / len(batch.G))
+        seen = self._tall.see(Batch(batch.G, batch.scale), pairwise=False)
+        self.last_update = self._tall.update_of(seen)
 
-    def _fold(self, G: Tensor, scale: float, seen: Products, a: float) -> None:
+    def _fold(self, batch: Batch, seen: Products, a: float) -> Tensor | None:
         """U, λ ← leading part of U diag(λ) Uᵀ + a Hᵀ H."""
         width, noise = self._tall.width, NOISE[self._tall.compute_dtype]
-        correction, gram = outside(self._tall.U, G, seen.V, scale)
+        correction, gram = outside(self._tall.U, batch.G, seen.V, batch.scale)
         V = seen.V + correction
         gram -= correction @ correction.T
         # Directions Z = (H − V Uᵀ)ᵀ Q θ^(−1/2) of what the batch has outside the basis.
@@ -124,12 +141,12 @@ class IncrementalSVD:
         X = X[:, :width] * known
         M = (Q / theta.sqrt()) @ X[width:]
         P = X[:width] - V.T @ M
-        self._tall.recombine_(P, G, M * scale)
+        filtered = self._tall.advance_(batch, seen, P, M)
         mended = self._mend(X[width:], M, theta, seen.energy, int(known.sum()))
-        full = Products(V, seen.m, V @ V.T + gram, seen.Hmu, seen.mu2)
-        self.last_update = self._tall.update_of(
-            full, P, M, G if mended else None, scale
-        )
+        full = replace(seen, V=V, K=V @ V.T + gram)
+        measured = batch if mended else None
+        self.last_update = self._tall.update_of(full, P, M, measured)
+        return None if mended else filtered
 
     def _mend(
         self, X: Tensor, M: Tensor, theta: Tensor, energy: Tensor, num_columns: int
