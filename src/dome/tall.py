@@ -105,7 +105,7 @@ class Tall:
         return filtered
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows, where they lie and where they go, in the order that keeps them apart."""
+        """Rows, where they lie and where they go, in an order that keeps them apart."""
         shift = self._block if self.is_low else -self._block
         source = 0 if self.is_low else self._block
         starts = range(0, self._dim, self._block)

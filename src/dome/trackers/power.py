@@ -162,7 +162,7 @@ class StreamingPower:
 
     @property
     def basis(self) -> Tensor:
-        """U, orthonormal columns, shape (D, K)."""
+        """U, orthonormal columns, shape (D, K); clone it to keep it past an update."""
         return self._tall.leading()
 
     @property

@@ -39,7 +39,7 @@ class Tracker(Protocol):
 
     @property
     def basis(self) -> Tensor:
-        """U, the directions to remove, shape (D, K)."""
+        """U, the directions to remove, shape (D, K), valid until the next update."""
 
     @property
     def eigenvalues(self) -> Tensor:

@@ -169,7 +169,7 @@ class IncrementalSVD:
 
     @property
     def basis(self) -> Tensor:
-        """U: orthonormal columns, then zero ones not reached yet, shape (D, K)."""
+        """U: orthonormal columns, then zeros, shape (D, K); clone it to keep it."""
         return self._tall.leading()
 
     @property
