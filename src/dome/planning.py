@@ -131,10 +131,11 @@ def update_flops(dim: int, rank: int, batch_size: int) -> int:
 
 def _memory(dims: Sequence[int], rank: int, batch_size: int, itemsize: int) -> int:
     """Bytes of bases, samples, one block of rows, small matrices, gradient copies."""
-    basis = sum(dim * min(rank, dim) for dim in dims) * itemsize
+    # A basis is stored with one block of rows to spare.
+    rows = [dim + min(BLOCK_ROWS, dim) for dim in dims]
+    basis = sum(n * min(rank, d) for n, d in zip(rows, dims, strict=True)) * itemsize
     samples = sum(dims) * batch_size * 4
-    rows = min(BLOCK_ROWS, max(dims))
-    block = rows * (2 * min(rank, max(dims)) + 3 * batch_size) * 4
+    block = min(BLOCK_ROWS, max(dims)) * (min(rank, max(dims)) + batch_size) * 4
     small = sum(8 * min(rank, dim) ** 2 for dim in dims) + 3 * 8 * batch_size**2
     return basis + samples + block + small + 3 * 4 * sum(dims)
 
