@@ -21,6 +21,8 @@ except ModuleNotFoundError as missing:
     ) from None
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from dome.paper.demo import Config, Plan
 
 BAD_USAGE, INTERRUPTED = 2, 130
@@ -98,7 +100,9 @@ def demo(
     Takes under two minutes on two cores and downloads nothing.
     Ctrl-C stops it, and the same command goes on where it stopped.
     """
-    with _one_line_errors(debug=bool(context.obj), rows=out / "rows.jsonl"):
+    rows = out / "rows.jsonl"
+    left = f"rows so far in {rows}; the same command goes on"
+    with _one_line_errors(debug=bool(context.obj), left=left):
         _check_folder(out)
         from dome.paper import demo as experiment
 
@@ -131,20 +135,11 @@ def _announce(config: Config, plan: Plan) -> None:
 
 
 def _compute(plan: Plan) -> None:
-    from rich import progress
-
     from dome.paper import demo as experiment
     from dome.report.demo_text import run_name
 
-    bar = progress.Progress(
-        progress.BarColumn(),
-        progress.TaskProgressColumn(),
-        progress.TimeRemainingColumn(elapsed_when_finished=True),
-        progress.TextColumn("{task.description}"),
-        console=console,
-    )
     work = sum(experiment.epoch_cost(run) * run.epochs for run in plan.missing)
-    with bar:
+    with _progress() as bar:
         task = bar.add_task("starting", total=work, visible=bool(plan.missing))
         for run, row in experiment.compute(plan):
             if row is not None:
@@ -168,6 +163,74 @@ def _conclude(rows_path: Path) -> None:
     console.print(f"Picture: {picture}   rows: {rows_path}", soft_wrap=True)
 
 
+@app.command()
+def bench(
+    context: typer.Context,
+    questions: Annotated[
+        list[str] | None, typer.Argument(help="Which to ask; all if none is named.")
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Short; step_cost alone if none is named."),
+    ] = False,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Long; ResNet-18 too, which takes 16 GiB."),
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder for numbers, tables and pictures.")
+    ] = Path("dome-bench"),
+) -> None:
+    """Measure what the filter costs on this machine.
+
+    Questions: step_cost, compressors, growth, memory, parts, startup.
+    """
+    left = f"questions that were finished are in {out}"
+    with _one_line_errors(debug=bool(context.obj), left=left):
+        if quick and full:
+            raise UserError("--quick and --full exclude each other")
+        from dome.bench.questions import HEADLINE, question_names
+
+        known = question_names()
+        unknown = [name for name in questions or () if name not in known]
+        if unknown:
+            raise UserError(
+                f"no question {unknown[0]!r}: choose from {', '.join(known)}"
+            )
+        _check_folder(out)
+        names = questions or ([HEADLINE] if quick else known)
+        scale = "quick" if quick else "full" if full else "usual"
+        _ask(list(dict.fromkeys(names)), scale, out)
+
+
+def _ask(names: list[str], scale: str, out: Path) -> None:
+    from dome.bench import run
+
+    with _progress() as bar:
+        task = bar.add_task("starting", total=run.expected_seconds(names, scale))
+
+        def tell(what: str, behind: float) -> None:
+            bar.update(task, description=what, completed=behind)
+
+        for answer in run.ask(names, scale, out, tell):
+            console.print(answer.table.rich())
+            for note in answer.table.notes:
+                console.print(note)
+            console.print("Files: " + ", ".join(map(str, answer.paths)), soft_wrap=True)
+
+
+def _progress() -> Progress:
+    from rich import progress
+
+    return progress.Progress(
+        progress.BarColumn(),
+        progress.TaskProgressColumn(),
+        progress.TimeRemainingColumn(elapsed_when_finished=True),
+        progress.TextColumn("{task.description}"),
+        console=console,
+    )
+
+
 def _check_folder(out: Path) -> None:
     """Make the folder and find out now, not after a minute, whether it takes files."""
     if out.is_file():
@@ -182,12 +245,12 @@ def _check_folder(out: Path) -> None:
 
 
 @contextmanager
-def _one_line_errors(*, debug: bool, rows: Path) -> Iterator[None]:
-    """Turn what can go wrong into one line and an exit code."""
+def _one_line_errors(*, debug: bool, left: str) -> Iterator[None]:
+    """Turn what can go wrong into one line and an exit code; ``left`` by Ctrl-C."""
     try:
         yield
     except KeyboardInterrupt:
-        errors.print(f"stopped; rows so far in {rows}; the same command goes on")
+        errors.print(f"stopped; {left}")
         raise typer.Exit(INTERRUPTED) from None
     except UserError as error:
         _fail(str(error), BAD_USAGE, debug)

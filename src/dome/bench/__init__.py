@@ -1,0 +1,1 @@
+"""Benchmarks: what a filtered step costs on this machine, against what it must."""

@@ -1,0 +1,120 @@
+"""Seconds of several variants of the same work, measured side by side.
+
+Other work on the machine slows every variant of a round alike. So variants take turns
+in one process, ratios are taken within a round, and only then the median over rounds.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Round = dict[str, float]
+Clock = Callable[[], float]
+Tell = Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to do the work.
+
+    Attributes:
+        name: Key of its seconds in a round.
+        step: Does the work once.
+        num_steps: Consecutive steps in one measurement, which is their average.
+        num_settle: Steps before each measurement that are not timed: they bring this
+            variant's data back into the caches.
+        num_warmup: Steps before the first round.
+    """
+
+    name: str
+    step: Callable[[], object]
+    num_steps: int = 1
+    num_settle: int = 1
+    num_warmup: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long to measure.
+
+    Attributes:
+        seconds: No new round is begun after this time, warm-up included.
+        least: Rounds that are measured in any case.
+        most: Rounds that are enough.
+    """
+
+    seconds: float
+    least: int = 5
+    most: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and quartiles of a list of numbers."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} - {self.high:.2f})"
+
+
+def measure(
+    variants: Sequence[Variant],
+    pace: Pace,
+    tell: Tell,
+    clock: Clock = time.perf_counter,
+) -> list[Round]:
+    """Seconds of one step of every variant, round by round.
+
+    Args:
+        variants: Run one after the other in every round, in this order.
+        pace: How long to go on.
+        tell: Is given the share of the work that is done, after every round.
+        clock: Seconds, from anywhere.
+    """
+    begin = clock()
+    for variant in variants:
+        _repeat(variant.step, variant.num_warmup)
+    rounds: list[Round] = []
+    while len(rounds) < pace.most:
+        late = clock() - begin >= pace.seconds
+        if late and len(rounds) >= pace.least:
+            break
+        rounds.append({v.name: _seconds(v, clock) for v in variants})
+        by_time = (clock() - begin) / pace.seconds if pace.seconds else 1.0
+        by_count = len(rounds) / pace.least
+        tell(min(1.0, max(len(rounds) / pace.most, min(by_time, by_count))))
+    return rounds
+
+
+def _seconds(variant: Variant, clock: Clock) -> float:
+    _repeat(variant.step, variant.num_settle)
+    start = clock()
+    _repeat(variant.step, variant.num_steps)
+    return (clock() - start) / variant.num_steps
+
+
+def _repeat(step: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        step()
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median and quartiles."""
+    if len(values) == 1:
+        return Spread(values[0], values[0], values[0])
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(median, low, high)
+
+
+def seconds_of(rounds: Sequence[Round], name: str) -> list[float]:
+    """One variant's seconds, in order."""
+    return [r[name] for r in rounds]
+
+
+def ratios(rounds: Sequence[Round], name: str, baseline: str) -> list[float]:
+    """One variant's seconds over those of the baseline in the same round."""
+    return [r[name] / r[baseline] for r in rounds]

@@ -1,0 +1,117 @@
+"""The training loops that are measured: plain, filtered, and by the paper's recipe.
+
+Inputs are random: what a step costs does not depend on what it learns.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import dome
+from dome.bench.paper_recipe import PaperRecipe
+from dome.paper.models.resnet8 import resnet8
+from dome.paper.models.resnet18 import resnet18
+
+NUM_BATCHES = 4
+LEARNING_RATE = 0.01
+MOMENTUM = 0.9
+SEED = 0
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A network and what it is given."""
+
+    build: Callable[[int, int], nn.Module]
+    image: tuple[int, int, int]
+    num_classes: int
+
+
+SETTINGS = {
+    "resnet8": Setting(resnet8, (3, 32, 32), 10),
+    "resnet8 on 8x8": Setting(resnet8, (3, 8, 8), 10),  # small enough for tests
+    "resnet18": Setting(resnet18, (3, 64, 64), 200),
+}
+
+
+class Loop:
+    """A training loop, one step at a time.
+
+    Args:
+        setting: Name in ``SETTINGS``.
+        batch_size: Samples in a step.
+    """
+
+    def __init__(self, setting: str, batch_size: int) -> None:
+        chosen = SETTINGS[setting]
+        with torch.random.fork_rng(devices=[]):  # layers draw from the global generator
+            torch.manual_seed(SEED)
+            self.model = chosen.build(chosen.image[0], chosen.num_classes)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
+        )
+        self.batches = _batches(chosen, batch_size)
+
+    @property
+    def dim(self) -> int:
+        """Number of parameters D."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    def forward(self) -> Tensor:
+        """Loss of the next batch."""
+        x, y = next(self.batches)
+        self.optimizer.zero_grad()
+        return cross_entropy(self.model(x), y)
+
+    def step(self) -> None:
+        """Forward, backward, and the optimizer with what is attached to it."""
+        self.forward().backward()
+        self.optimizer.step()
+
+
+def _batches(setting: Setting, batch_size: int) -> Iterator[Batch]:
+    random = torch.Generator().manual_seed(SEED)
+    shape = (batch_size, *setting.image)
+    return cycle(
+        (
+            torch.randn(shape, generator=random),
+            torch.randint(setting.num_classes, (batch_size,), generator=random),
+        )
+        for _ in range(NUM_BATCHES)
+    )
+
+
+def filtered_loop(
+    setting: str,
+    batch_size: int,
+    rank: int,
+    **options: Any,  # noqa: ANN401 (those of GradientFilter)
+) -> Loop:
+    """The plain loop and one line."""
+    loop = Loop(setting, batch_size)
+    dome.attach(loop.model, loop.optimizer, rank, **options)
+    return loop
+
+
+def paper_loop(setting: str, batch_size: int, rank: int) -> Loop:
+    """The plain loop and the paper's recipe; needs Opacus."""
+    loop = Loop(setting, batch_size)
+    recipe = PaperRecipe(loop.model, rank, torch.Generator().manual_seed(SEED))
+    loop.model = recipe.model
+    loop.optimizer.register_step_pre_hook(lambda *_: recipe.filter_())
+    return loop
+
+
+def updates_to_settle(batch_size: int, rank: int) -> int:
+    """Updates until the samples have determined the basis, and a few more.
+
+    Before that an update takes another, dearer path: B − 1 directions come at a time.
+    """
+    return -(-rank // (batch_size - 1)) + 3
