@@ -18,6 +18,9 @@ NUM_REPEATS = 5
 COPY_NUMBERS = 16_000_000  # 64 MB, beyond the caches
 FLOAT32 = 4
 
+Work = tuple[Callable[[], object], int]  # what to run, and its flops
+Maker = Callable[[int], Work]
+
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -85,8 +88,9 @@ def square_rate(size: int, clock: Clock = time.perf_counter) -> float:
     return _rate(_recombined(size), size, clock)
 
 
-Work = tuple[Callable[[], object], int]
-Maker = Callable[[int], Work]
+def square_product(size: int) -> Work:
+    """A large square product to run now and then, and its flops."""
+    return _recombined(size)(size)
 
 
 def _rate(make: Maker, rows: int, clock: Clock) -> float:

@@ -17,7 +17,10 @@ from dome.bench.paper_recipe import PaperRecipe
 from dome.paper.models.resnet8 import resnet8
 from dome.paper.models.resnet18 import resnet18
 
-NUM_BATCHES = 4
+# Inputs that are repeated: many more than there are directions, or the samples would
+# not determine the basis, which takes another, dearer path.
+NUM_INPUTS = 1024
+LEAST_BATCHES = 8
 LEARNING_RATE = 0.01
 MOMENTUM = 0.9
 SEED = 0
@@ -84,7 +87,7 @@ def _batches(setting: Setting, batch_size: int) -> Iterator[Batch]:
             torch.randn(shape, generator=random),
             torch.randint(setting.num_classes, (batch_size,), generator=random),
         )
-        for _ in range(NUM_BATCHES)
+        for _ in range(max(LEAST_BATCHES, NUM_INPUTS // batch_size))
     )
 
 
@@ -100,13 +103,18 @@ def filtered_loop(
     return loop
 
 
-def paper_loop(setting: str, batch_size: int, rank: int) -> Loop:
-    """The plain loop and the paper's recipe; needs Opacus."""
-    loop = Loop(setting, batch_size)
+def attach_paper_recipe(loop: Loop, rank: int) -> None:
+    """The paper's recipe on a plain loop; ``ModuleNotFoundError`` without Opacus."""
     recipe = PaperRecipe(loop.model, rank, torch.Generator().manual_seed(SEED))
     loop.model = recipe.model
     loop.optimizer.register_step_pre_hook(lambda *_: recipe.filter_())
-    return loop
+
+
+def random_samples(dim: int, rank: int, batch_size: int) -> list[Tensor]:
+    """Batches (B, D) of random samples that together determine 2 K directions."""
+    random = torch.Generator().manual_seed(SEED)
+    count = -(-2 * rank // (batch_size - 1)) + 1
+    return [torch.randn(batch_size, dim, generator=random) for _ in range(count)]
 
 
 def updates_to_settle(batch_size: int, rank: int) -> int:

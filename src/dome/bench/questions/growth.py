@@ -11,12 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
 from dome.bench.questions import portion
 from dome.bench.tables import TextTable, milliseconds
 from dome.bench.timing import Pace, Variant, measure, seconds_of, spread
-from dome.bench.training import updates_to_settle
+from dome.bench.training import random_samples, updates_to_settle
 from dome.trackers import StreamingPower
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from dome.bench.questions import Tell
     from dome.bench.results import Row
 
-NUM_SAMPLE_BATCHES = 3
 LETTERS = {"dim": "d", "rank": "k", "batch_size": "B"}
 # Largest slope that k² d + B k d allows.
 LIMITS = {"dim": 1.0, "rank": 2.0, "batch_size": 1.0}
@@ -103,11 +100,7 @@ def compute(config: Config, tell: Tell) -> list[Row]:
 
 
 def _variant(name: str, dim: int, rank: int, batch_size: int) -> Variant:
-    random = torch.Generator().manual_seed(0)
-    samples = [
-        torch.randn(batch_size, dim, generator=random)
-        for _ in range(NUM_SAMPLE_BATCHES)
-    ]
+    samples = random_samples(dim, rank, batch_size)
     tracker = StreamingPower(dim, rank)
 
     def update() -> None:

@@ -15,9 +15,9 @@ import torch
 
 import dome
 from dome.bench.memory import TIDY_MALLOC, in_fresh_process, peak_resident, reset_peak
-from dome.bench.paper_recipe import MISSING, PaperRecipe, grad_sample_module
+from dome.bench.paper_recipe import MISSING, grad_sample_module
 from dome.bench.tables import TextTable, mebibytes
-from dome.bench.training import Loop, filtered_loop
+from dome.bench.training import Loop, attach_paper_recipe, filtered_loop
 from dome.planning import available_memory
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 OURS, PAPER = "ours", "paper's recipe"
 ALLOWED = 1.25  # times (d k + d B) numbers
-PLAN_WITHIN = 0.15
 GIB = 2**30
 
 
@@ -187,9 +186,7 @@ def peaks(
             loop.model, loop.optimizer, rank, layout=layout, basis_dtype=storage
         )
     else:
-        recipe = PaperRecipe(loop.model, rank)
-        loop.model = recipe.model
-        loop.optimizer.register_step_pre_hook(lambda *_: recipe.filter_())
+        attach_paper_recipe(loop, rank)
     for _ in range(num_updates):
         loop.step()
     highest = max(highest, peak_resident())
@@ -220,7 +217,7 @@ def _name(row: Row) -> str:
 
 
 def table(rows: list[Row]) -> TextTable:
-    """Cases: extra memory against floor and prediction, all of it against its limit."""
+    """Cases: extra against floor and ``plan``, the process against its limit."""
     notes = [f"{_name(row)}: {row['skipped']}." for row in rows if "skipped" in row]
     measured = [row for row in rows if "skipped" not in row]
     if not all(row["is_reset"] for row in measured):

@@ -20,14 +20,13 @@ from dome.bench import floor
 from dome.bench.questions import portion
 from dome.bench.tables import TextTable, milliseconds, percent
 from dome.bench.timing import Pace, Round, Variant, measure, seconds_of, spread
-from dome.bench.training import Loop, updates_to_settle
+from dome.bench.training import Loop, random_samples, updates_to_settle
 from dome.filter import GradientFilter
 
 if TYPE_CHECKING:
     from dome.bench.questions import Tell
     from dome.bench.results import Row
 
-NUM_SAMPLE_BATCHES = 3
 SQUARE = 1024  # size of the square product whose rate the network's floor uses
 
 
@@ -135,10 +134,10 @@ def _filter_alone(
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=random)
     alone = GradientFilter(model, config.rank)
-    shape = (batch_size, sum(p.numel() for p in model.parameters()))
-    samples = [torch.randn(shape, generator=random) for _ in range(NUM_SAMPLE_BATCHES)]
+    dim = sum(p.numel() for p in model.parameters())
+    samples = random_samples(dim, config.rank, batch_size)
     for i in range(updates_to_settle(batch_size, config.rank)):
-        alone.observe(samples[i % NUM_SAMPLE_BATCHES])
+        alone.observe(samples[i % len(samples)])
     return alone, samples
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dome.bench.floor import square_product
 from dome.bench.paper_recipe import MISSING, quiet_hooks
 from dome.bench.questions import portion
 from dome.bench.tables import TextTable, milliseconds
@@ -23,7 +24,12 @@ from dome.bench.timing import (
     seconds_of,
     spread,
 )
-from dome.bench.training import Loop, filtered_loop, paper_loop, updates_to_settle
+from dome.bench.training import (
+    Loop,
+    attach_paper_recipe,
+    filtered_loop,
+    updates_to_settle,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +40,9 @@ if TYPE_CHECKING:
 PLAIN, OURS, SELDOM = "plain", "ours", "ours, update_every=10"
 SVD, PAPER = 'ours, tracker="svd"', "paper's recipe"
 EVERY = 10
+# Runs in every round to tell what state the machine was in: shared hardware may slow
+# products down without slowing a plain step as much, which no ratio takes out.
+PRODUCT, PRODUCT_SIZE = "square product", 1024
 # Largest ratio to a plain step that we promise, at two cores and rank 100.
 TARGETS = {(OURS, 16): 2.8, (OURS, 128): 2.2, (SELDOM, 16): 1.4, (SELDOM, 128): 1.2}
 # Smallest ratio of the paper's recipe to ours.
@@ -79,9 +88,11 @@ def compute(config: Config, tell: Tell) -> list[Row]:
     rows: list[Row] = []
     for i, batch_size in enumerate(config.batch_sizes):
         told = portion(tell, f"step cost, B = {batch_size}", i, len(config.batch_sizes))
+        run, flops = square_product(PRODUCT_SIZE)
+        variants = [*_variants(config, batch_size), Variant(PRODUCT, run)]
         with quiet_hooks():
-            rounds = measure(_variants(config, batch_size), config.pace, told)
-        rows += _rows(rounds, batch_size)
+            rounds = measure(variants, config.pace, told)
+        rows += _rows(rounds, batch_size, flops)
     return rows
 
 
@@ -103,16 +114,20 @@ def _variants(config: Config, batch_size: int) -> list[Variant]:
         ),
         Variant(SVD, ours(tracker="svd").step, num_warmup=updates),
     ]
+    paper = Loop(setting, batch_size)
     try:
-        paper = paper_loop(setting, batch_size, rank)
+        attach_paper_recipe(paper, rank)
     except ModuleNotFoundError:
         return variants
     return [*variants, Variant(PAPER, paper.step, num_warmup=updates)]
 
 
-def _rows(rounds: Sequence[Round], batch_size: int) -> list[Row]:
+def _rows(rounds: Sequence[Round], batch_size: int, flops: int) -> list[Row]:
     rows: list[Row] = []
+    rate = spread([flops / seconds for seconds in seconds_of(rounds, PRODUCT)])
     for name in rounds[0]:
+        if name == PRODUCT:
+            continue
         seconds = spread(seconds_of(rounds, name))
         to_plain = spread(ratios(rounds, name, PLAIN))
         row: Row = {
@@ -126,6 +141,9 @@ def _rows(rounds: Sequence[Round], batch_size: int) -> list[Row]:
             "ratio_low": to_plain.low,
             "ratio_high": to_plain.high,
             "target": TARGETS.get((name, batch_size)),
+            "sgemm": rate.median,
+            "sgemm_low": rate.low,
+            "sgemm_high": rate.high,
             "seconds": seconds_of(rounds, name),
         }
         if PAPER in rounds[0]:
@@ -141,6 +159,9 @@ def table(rows: list[Row]) -> TextTable:
     notes = ["Medians, quartiles in brackets. Ratios are taken within a round."]
     if not with_paper:
         notes.append(f"{MISSING[0].upper()}{MISSING[1:]}.")
+    rates = {row["batch_size"]: _gigaflops(row) for row in rows}
+    during = "; ".join(f"{rate} at B = {size}" for size, rate in rates.items())
+    notes.append(f"Square float32 products meanwhile, GF/s: {during}.")
     lines = []
     for row in rows:
         gain = _spread(row, "gain") if "gain" in row else "-"
@@ -164,6 +185,11 @@ def table(rows: list[Row]) -> TextTable:
 
 def _spread(row: Row, key: str) -> str:
     return str(Spread(row[key], row[f"{key}_low"], row[f"{key}_high"]))
+
+
+def _gigaflops(row: Row) -> str:
+    median, low, high = (row[k] / 1e9 for k in ("sgemm", "sgemm_low", "sgemm_high"))
+    return f"{median:.0f} ({low:.0f} - {high:.0f})"
 
 
 def draw(rows: list[Row]) -> Figure:
