@@ -67,3 +67,12 @@ def test_columns_beyond_the_number_of_directions_are_passed_over(rng):
     assert not inverse[:, 2:].any()
     assert (left[:2] > 0).all()
     assert not left[2:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_random_square_matrices_become_orthonormal_however_skewed(dtype):
+    for seed in range(50):
+        generator = torch.Generator().manual_seed(seed)
+        U = torch.zeros(30, 30, dtype=dtype)
+        orthonormalize_(U, generator, torch.ones(30, dtype=torch.bool))
+        assert error_of(U) < 1e-5

@@ -245,15 +245,10 @@ class GradientFilter:
         scale = 1.0 if rows is None else self._sample_scale(len(rows))
         filtered = gradient if strength == 0 else gradient.clone()
         for columns, tracker in self._columns():
-            if strength == 0:
-                if rows is not None:
-                    tracker.update(rows[:, columns], scale)
-            elif rows is None:
+            if rows is not None:
+                tracker.update(rows[:, columns], scale)
+            if strength != 0:
                 filtered[columns] = tracker.project_out(gradient[columns], strength)
-            else:
-                filtered[columns] = tracker.step(
-                    rows[:, columns], gradient[columns], scale=scale, strength=strength
-                )
         return filtered
 
     def _current_strength(self, gradient: Tensor) -> float:

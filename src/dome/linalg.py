@@ -7,7 +7,7 @@ at a time, and sums over blocks in float64, so that float32 products lose no mor
 the products of one block do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,8 @@ from torch import Tensor
 
 # A block of U and of G stays in a CPU's cache for K and B up to a few hundred.
 BLOCK_ROWS = 8192
+# A product with one vector reads every number once: there long blocks are faster.
+VECTOR_BLOCKS = 8
 # ‖μ‖² over the mean of ‖h_b‖² from which samples are centred before anything else.
 LONG_MEAN = 4.0
 # Number of samples from which half of the off-diagonal products is worth saving.
@@ -26,10 +28,11 @@ def compute_dtype(storage: torch.dtype) -> torch.dtype:
     return torch.float32 if storage.itemsize < torch.float32.itemsize else storage
 
 
-def row_blocks(num_rows: int) -> Iterator[slice]:
-    """Slices that cover ``num_rows`` rows, at most ``BLOCK_ROWS`` each."""
-    for start in range(0, num_rows, BLOCK_ROWS):
-        yield slice(start, min(start + BLOCK_ROWS, num_rows))
+def row_blocks(num_rows: int, times: int = 1) -> Iterator[slice]:
+    """Slices that cover ``num_rows`` rows, ``times * BLOCK_ROWS`` each at most."""
+    size = times * BLOCK_ROWS
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))
 
 
 def largest_angle(V: Tensor, W: Tensor) -> Tensor:
@@ -72,6 +75,31 @@ def coefficients(U: Tensor, samples: Tensor) -> Tensor:
     return total
 
 
+def project_out(
+    U: Tensor, gradient: Tensor, keep: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """g − U keep(Uᵀ g) for a gradient of shape (D,).
+
+    Two passes over U, each at the speed of memory. Taking part in the passes of an
+    update instead was measured to be slower: products with one vector are badly served
+    by blocks of the size that suits matrices.
+
+    Args:
+        U: Basis, shape (D, K).
+        gradient: g, shape (D,).
+        keep: What to subtract of the coordinates (K,).
+    """
+    dtype = compute_dtype(U.dtype)
+    c = U.new_zeros(U.shape[1], dtype=torch.float64)
+    for rows in row_blocks(len(U), VECTOR_BLOCKS):
+        c += gradient[rows].to(dtype) @ U[rows].to(dtype)
+    c = keep(c).to(dtype)
+    filtered = torch.empty_like(gradient)
+    for rows in row_blocks(len(U), VECTOR_BLOCKS):
+        filtered[rows] = gradient[rows] - U[rows].to(dtype) @ c
+    return filtered
+
+
 @dataclass(frozen=True, slots=True)
 class Products:
     """What a batch of samples G = H + 1 μᵀ has in common with itself and with a basis.
@@ -85,8 +113,6 @@ class Products:
         K: H Hᵀ, shape (B, B), or only its diagonal, shape (B,), if not asked for.
         Hmu: H μ, shape (B,).
         mu2: ‖μ‖², a scalar.
-        gU: Uᵀ g, shape (K,), of a gradient g that goes along, if one does.
-        Hg: H g, shape (B,).
     """
 
     V: Tensor
@@ -94,8 +120,6 @@ class Products:
     K: Tensor
     Hmu: Tensor
     mu2: Tensor
-    gU: Tensor | None = None  # noqa: N815 (a product of symbols)
-    Hg: Tensor | None = None
 
     @property
     def sample_norms_squared(self) -> Tensor:
@@ -122,21 +146,17 @@ class Products:
         return bool((self.V.sum() + self.energy + self.mu2).isfinite())
 
     def scaled(self, scale: float) -> "Products":
-        """The same for ``scale`` times the samples; g is not one of them."""
+        """The same for ``scale`` times the samples."""
         return Products(
             V=scale * self.V,
             m=scale * self.m,
             K=scale**2 * self.K,
             Hmu=scale**2 * self.Hmu,
             mu2=scale**2 * self.mu2,
-            gU=self.gU,
-            Hg=None if self.Hg is None else scale * self.Hg,
         )
 
 
-def products(
-    U: Tensor, G: Tensor, *, pairwise: bool, along: Tensor | None = None
-) -> Products:
+def products(U: Tensor, G: Tensor, *, pairwise: bool) -> Products:
     """Products of samples with each other and with a basis.
 
     The finished products are centred, not the samples, which saves two passes over
@@ -147,33 +167,26 @@ def products(
         U: Basis, shape (D, K).
         G: Samples, shape (B, D).
         pairwise: Whether to form H Hᵀ, which costs 2 D B² flops, or its diagonal alone.
-        along: A gradient (D,) whose products with U and H are wanted too.
     """
-    seen = _products_then_center(U, G, pairwise, along)
+    seen = _products_then_center(U, G, pairwise)
     if seen.is_finite() and seen.mean_is_long(LONG_MEAN):
-        return _center_then_products(U, G, pairwise, along)
+        return _center_then_products(U, G, pairwise)
     return seen
 
 
-def _products_then_center(
-    U: Tensor, G: Tensor, pairwise: bool, along: Tensor | None
-) -> Products:
+def _products_then_center(U: Tensor, G: Tensor, pairwise: bool) -> Products:
     B, dtype = len(G), compute_dtype(U.dtype)
     GU = U.new_zeros(B, U.shape[1], dtype=torch.float64)
     inner = U.new_zeros((B, B) if pairwise else (B,), dtype=torch.float64)
-    Gmu, gU, Gg = torch.zeros_like(GU[:, 0]), torch.zeros_like(GU[0]), None
+    Gmu = torch.zeros_like(GU[:, 0])
     for rows in row_blocks(U.shape[0]):
-        block, basis = G[:, rows].to(dtype), U[rows].to(dtype)
-        GU += block @ basis
+        block = G[:, rows].to(dtype)
+        GU += block @ U[rows].to(dtype)
         if pairwise:
             inner += _self_products(block)
         else:
             inner += torch.linalg.vecdot(block, block)
             Gmu += block @ block.mean(dim=0)
-        if along is not None:
-            piece = along[rows].to(dtype)
-            gU += piece @ basis
-            Gg = block @ piece if Gg is None else Gg + block @ piece
     if pairwise:
         Gmu = inner.mean(dim=1)
     mu2 = Gmu.mean()
@@ -184,8 +197,6 @@ def _products_then_center(
         K=inner - cross + mu2,
         Hmu=Gmu - mu2,
         mu2=mu2,
-        gU=None if along is None else gU,
-        Hg=None if Gg is None else Gg.double() - Gg.double().mean(),
     )
 
 
@@ -202,18 +213,15 @@ def _self_products(block: Tensor) -> Tensor:
     return result
 
 
-def _center_then_products(
-    U: Tensor, G: Tensor, pairwise: bool, along: Tensor | None
-) -> Products:
+def _center_then_products(U: Tensor, G: Tensor, pairwise: bool) -> Products:
     B, dtype = len(G), compute_dtype(U.dtype)
-    coords = U.new_zeros(B + 2, U.shape[1], dtype=torch.float64)
-    inner = U.new_zeros(B + 2, B + 2 if pairwise else 2, dtype=torch.float64)
+    coords = U.new_zeros(B + 1, U.shape[1], dtype=torch.float64)
+    inner = U.new_zeros(B + 1, B + 1 if pairwise else 1, dtype=torch.float64)
     diagonal = U.new_zeros(B, dtype=torch.float64)
     for rows in row_blocks(U.shape[0]):
         block = G[:, rows].to(dtype)
-        mean = block.mean(dim=0)
-        piece = torch.zeros_like(mean) if along is None else along[rows].to(dtype)
-        block = torch.cat([block - mean, mean[None], piece[None]])
+        mean = block.mean(dim=0, keepdim=True)
+        block = torch.cat([block - mean, mean])
         coords += block @ U[rows].to(dtype)
         inner += block @ block[-inner.shape[1] :].T
         diagonal += torch.linalg.vecdot(block[:B], block[:B])
@@ -223,10 +231,8 @@ def _center_then_products(
         V=V,
         m=coords[B],
         K=inner[:B, :B] if pairwise else diagonal,
-        Hmu=inner[:B, -2],
-        mu2=inner[B, -2],
-        gU=None if along is None else coords[B + 1],
-        Hg=None if along is None else inner[:B, -1],
+        Hmu=inner[:B, -1],
+        mu2=inner[B, -1],
     )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dome.linalg import compute_dtype, gram, recombine_, row_blocks
 
+CONVERGING = 1e-3  # error from which the next sweep leaves nothing but rounding
 DEPENDENT = 1e-6  # squared norm of what a unit column has of its own, at least
 
 
@@ -89,13 +90,14 @@ def orthonormalize_(
     eye = torch.eye(K, dtype=torch.float64, device=U.device)
     target = orthogonality_limit(U)
     error = eye.new_tensor(torch.inf)
-    for _ in range(6):
+    for _ in range(10):
         if fill.any():
             _fill_(U, fill, generator)
         C = gram(U)
         before, error = error, (C - eye).abs().max()
-        # Two sweeps suffice for independent columns; stop where rounding takes over.
-        if not fill.any() and (error <= target or error > before / 2):
+        # Sweeps converge quadratically once they do; then stop where rounding takes over.
+        settled = error < CONVERGING and error > before / 2
+        if not fill.any() and (error <= target or settled):
             break
         order = torch.argsort(fill.to(torch.int8), stable=True)
         norms = C.diagonal().sqrt()

@@ -1,6 +1,6 @@
 """A tall matrix that is overwritten by combinations of its columns, without a copy.
 
-Shapes: U (D, K), G (B, D) samples, H the same centred, P (K, K), M (B, K), g (D,).
+Shapes: U (D, K), G (B, D) samples, H the same centred, P (K, K), M (B, K).
 
 The storage has one block of rows more than U. An update writes every block of the new U
 into the block that is free, next to where the old one lies, and leaves the old one's
@@ -9,7 +9,6 @@ read again in the same pass, so the product needs no room of its own.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,19 +17,6 @@ from dome import linalg
 from dome.linalg import compute_dtype
 
 TRIANGULAR_COLUMNS = 64  # from which the zero quarter of a triangular P is left out
-
-
-@dataclass(frozen=True, slots=True)
-class Passenger:
-    """A gradient that is projected while U is written.
-
-    Attributes:
-        gradient: g, shape (D,).
-        coefficients: c, what to subtract in terms of the new U, shape (K,).
-    """
-
-    gradient: Tensor
-    coefficients: Tensor
 
 
 class Tall:
@@ -70,9 +56,8 @@ class Tall:
         M: Tensor | None = None,
         *,
         centered: bool = False,
-        passenger: Passenger | None = None,
-    ) -> Tensor | None:
-        """U ← U P + Hᵀ M, and g − U c of the new U on the way.
+    ) -> None:
+        """U ← U P + Hᵀ M.
 
         Args:
             P: Shape (K, K), made use of if it is upper triangular; or (K,), a diagonal.
@@ -80,15 +65,10 @@ class Tall:
             M: Shape (B, K), columns that sum to zero, so that Gᵀ M = Hᵀ M.
             centered: Centre the samples all the same: the sums are rounded, and a mean
                 much longer than the deviations makes that visible.
-            passenger: The gradient to project.
-
-        Returns:
-            g − U c, shape (D,), if there is a passenger.
         """
         dtype = compute_dtype(self._storage.dtype)
         product = _Product(P.to(dtype))
         M = None if M is None else M.to(dtype)
-        filtered = None if passenger is None else passenger.gradient.clone()
         for rows, old, new in self._blocks():
             result = new if new.dtype == dtype else torch.empty_like(new, dtype=dtype)
             product.write(old.to(dtype), result)
@@ -98,11 +78,7 @@ class Tall:
                 result.addmm_(block.T, M)
             if result is not new:
                 new.copy_(result)
-            if filtered is not None and passenger is not None:
-                removed = result @ passenger.coefficients.to(dtype)
-                filtered[rows] -= removed.to(filtered.dtype)
         self.is_low = not self.is_low
-        return filtered
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, where they lie and where they go, in an order that keeps them apart."""

@@ -89,25 +89,6 @@ def test_filtering_twice_is_filtering_once(make, rng):
 
 
 @every_tracker
-@pytest.mark.parametrize("num_samples", [5, 40], ids=["B<k", "B>k"])
-@pytest.mark.parametrize("oversample", [0, 4])
-@pytest.mark.parametrize("mean", [0.0, 1000.0])
-def test_a_step_is_an_update_and_then_a_projection(
-    make, num_samples, oversample, mean, rng
-):
-    apart = make(200, 15, oversample=oversample, dtype=torch.float64)
-    fused = make(200, 15, oversample=oversample, dtype=torch.float64)
-    for G in decaying_stream(rng, 200, num_samples, 10):
-        G.add_(mean)
-        g = torch.randn(200, generator=rng, dtype=torch.float64)
-        apart.update(G, scale=3.0)
-        expected = apart.project_out(g, strength=0.7)
-        filtered = fused.step(G, g, scale=3.0, strength=0.7)
-        torch.testing.assert_close(filtered, expected)
-        assert torch.equal(fused.basis, apart.basis)
-
-
-@every_tracker
 def test_full_rank_leaves_nothing(make, rng):
     tracker = make(10, 10, dtype=torch.float64)
     for G in decaying_stream(rng, 10, 30, 3):

@@ -3,8 +3,6 @@
 Shapes: U (D, W) with W = K + oversample orthonormal columns, G (B, D) samples.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -15,10 +13,10 @@ from dome.linalg import (
     compute_dtype,
     gram,
     products,
-    row_blocks,
+    project_out,
 )
 from dome.orthonormal import orthogonality_limit, orthonormalize_
-from dome.tall import Passenger, Tall
+from dome.tall import Tall
 from dome.trackers.protocol import Update
 
 STORAGE = (torch.float32, torch.float64, torch.bfloat16)
@@ -29,23 +27,6 @@ CHECK_EVERY_16_BIT = 10
 DEFAULT_SEED = (
     0x646F6D65  # not 0: a user's own seed 0 must not give the same directions
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """What comes in at one step.
-
-    Attributes:
-        G: Samples, shape (B, D).
-        scale: Factor on them.
-        gradient: g to filter with the updated basis, shape (D,), if any.
-        strength: How much of the removed part of it to remove.
-    """
-
-    G: Tensor
-    scale: float = 1.0
-    gradient: Tensor | None = None
-    strength: float = 1.0
 
 
 class Basis:
@@ -97,44 +78,20 @@ class Basis:
         """All the columns, shape (D, W); a view that the next update makes invalid."""
         return self._tall.U
 
-    def see(self, batch: Batch, *, pairwise: bool) -> Products:
-        """What an update must know of the batch."""
-        seen = products(self.U, batch.G, pairwise=pairwise, along=batch.gradient)
-        return seen.scaled(batch.scale)
+    def see(self, G: Tensor, scale: float, *, pairwise: bool) -> Products:
+        """What an update must know of the samples ``scale * G``."""
+        return products(self.U, G, pairwise=pairwise).scaled(scale)
 
-    def scale_(self, batch: Batch, seen: Products, s: Tensor, M: Tensor) -> None:
-        """U ← U diag(s) + Hᵀ M, not orthonormal; ``advance_`` with ``by`` ends this."""
-        centered = seen.mean_is_long(LONG_MEAN)
-        self._tall.recombine_(s, batch.G, batch.scale * M, centered=centered)
-
-    def advance_(
+    def recombine_(
         self,
-        batch: Batch,
-        seen: Products,
         P: Tensor,
-        M: Tensor,
-        by: Tensor | None = None,
-    ) -> Tensor | None:
-        """U ← U P + Hᵀ M, and the batch's gradient filtered with the new U, if any.
-
-        Args:
-            batch: The samples, and the gradient that goes along.
-            seen: Their products with U.
-            P: Shape (W, W).
-            M: Shape (B, W).
-            by: After ``scale_``, all that is left to multiply U by, shape (W, W).
-        """
-        passenger = None
-        if batch.gradient is not None and seen.gU is not None and seen.Hg is not None:
-            # Uᵀg of the new U, from what was seen with the old one.
-            c = self._removed(seen.gU @ P + seen.Hg @ M)
-            passenger = Passenger(batch.gradient, batch.strength * c)
-        if by is not None:
-            return self._tall.recombine_(by, passenger=passenger)
-        centered = seen.mean_is_long(LONG_MEAN)
-        return self._tall.recombine_(
-            P, batch.G, batch.scale * M, centered=centered, passenger=passenger
-        )
+        G: Tensor | None = None,
+        M: Tensor | None = None,
+        seen: Products | None = None,
+    ) -> None:
+        """U ← U P + Hᵀ M; P may be a diagonal (W,)."""
+        centered = seen is not None and seen.mean_is_long(LONG_MEAN)
+        self._tall.recombine_(P, G, M, centered=centered)
 
     def _removed(self, c: Tensor) -> Tensor:
         """Of coordinates in U, those along the directions that are removed."""
@@ -176,13 +133,14 @@ class Basis:
         seen: Products,
         P: Tensor | None = None,
         M: Tensor | None = None,
-        measured: Batch | None = None,
+        measured: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Update:
         """The record of U ← U P + Hᵀ M, or of no change.
 
         Uᵀg of the new basis follows from what was seen with the old one, as long as the
-        new one is exactly that combination and H Hᵀ is known. Otherwise the coordinates
-        of ``measured`` are computed.
+        new one is exactly that combination and H Hᵀ is known. Otherwise the samples
+        themselves, ``scale * measured``, are multiplied by U.
         """
         old = seen.V + seen.m
         overlap = torch.eye(self.width, dtype=old.dtype, device=old.device)
@@ -192,7 +150,7 @@ class Basis:
             if measured is None:
                 new = old @ P + (seen.K + seen.Hmu) @ M
             else:
-                new = coefficients(self.U, measured.G) * measured.scale
+                new = scale * coefficients(self.U, measured)
         new = new[:, : self.rank] if self._leading is None else new @ self._leading
         # Rows of directions that were not there yet are zero and do not count.
         num_old = (overlap.square().sum(dim=1) > 0).sum().clamp(min=1)
@@ -231,13 +189,7 @@ class Basis:
                 f"gradient must have shape ({len(self.U)},), "
                 f"got {tuple(gradient.shape)}"
             )
-        c = self._removed(coefficients(self.U, gradient[None])[0])
-        c = (strength * c).to(self.compute_dtype)
-        filtered = gradient.clone()
-        for rows in row_blocks(len(gradient)):
-            removed = self.U[rows].to(self.compute_dtype) @ c
-            filtered[rows] -= removed.to(gradient.dtype)
-        return filtered
+        return project_out(self.U, gradient, lambda c: strength * self._removed(c))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The matrix and what its upkeep depends on."""

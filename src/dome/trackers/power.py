@@ -14,11 +14,11 @@ from torch import Tensor
 
 from dome.linalg import Products
 from dome.orthonormal import cholesky_in_order
-from dome.trackers.basis import Basis, Batch
+from dome.trackers.basis import Basis
 from dome.trackers.intake import Intake
 from dome.trackers.protocol import Update
 
-INDEPENDENT = 0.01  # a column with less of its own than this (squared) costs two digits
+INDEPENDENT = 0.05  # a column with less of its own (squared) costs more than a digit
 
 
 class StreamingPower:
@@ -62,81 +62,62 @@ class StreamingPower:
         self._arbitrary = torch.eye(width, dtype=torch.float64, device=device)
         self.last_update: Update | None = None
 
+    @torch.no_grad()
     def update(self, grads: Tensor, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into the estimate.
 
         A batch with a value that is not finite, or of one sample, is left out and
         counted.
         """
-        self._advance(Batch(grads, scale))
-
-    def step(
-        self,
-        grads: Tensor,
-        gradient: Tensor,
-        *,
-        scale: float = 1.0,
-        strength: float = 1.0,
-    ) -> Tensor:
-        """``update(grads)``, then ``project_out(gradient)``, in the same passes."""
-        filtered = self._advance(Batch(grads, scale, gradient, strength))
-        return self.project_out(gradient, strength) if filtered is None else filtered
-
-    @torch.no_grad()
-    def _advance(self, batch: Batch) -> Tensor | None:
-        """Update; returns the filtered gradient if it came along all the way."""
-        if not self._intake.admits(batch.G):
-            return None
-        B, width = len(batch.G), self._tall.width
+        if not self._intake.admits(grads):
+            return
+        B, width = len(grads), self._tall.width
         # H Hᵀ costs 2 D B² flops; without it Y is multiplied, and G for the record.
         pairwise = width * (width + B) >= B * B
         self._tall.check_orthogonality(self._intake.num_updates)
-        seen = self._tall.see(batch, pairwise=pairwise)
+        seen = self._tall.see(grads, scale, pairwise=pairwise)
         if not seen.is_finite():
             self._intake.skip("a sample is not finite")
-            return None
+            return
         past, newest = self._intake.weights()
         self._intake.num_updates += 1
         s, a = past * self._norms, newest / B
-        if seen.is_constant(batch.G.dtype):
+        if seen.is_constant(grads.dtype):
             self._norms = s  # W = 0: no direction turns
             self.last_update = self._tall.update_of(seen)
-            return None
-        if pairwise:
-            return self._step_from_products(batch, seen, s, a)
-        return self._step_from_columns(batch, seen, s, a)
+            return
+        step = self._step_from_products if pairwise else self._step_from_columns
+        step(grads, scale, seen, s, a)
 
     def _step_from_products(
-        self, batch: Batch, seen: Products, s: Tensor, a: float
-    ) -> Tensor | None:
+        self, G: Tensor, scale: float, seen: Products, s: Tensor, a: float
+    ) -> None:
         """R from V and H Hᵀ, then one pass that overwrites U."""
         V, K = seen.V, seen.K
         VV = V.T @ V
         C = torch.diag(s.square()) + a * (s[:, None] * VV + VV * s)
         C += a * a * (V.T @ K @ V)
-        inverse, empty, shaky = self._factor(C, batch.G)
+        inverse, empty, shaky = self._factor(C, G)
         P, M = s[:, None] * inverse, a * (V @ inverse)
-        filtered = self._tall.advance_(batch, seen, P, M)
+        self._tall.recombine_(P, G, scale * M, seen)
         if shaky:
             self._tall.orthonormalize_(self._intake.num_updates, empty)
-        measured = batch if shaky else None
-        self.last_update = self._tall.update_of(seen, P, M, measured)
+        measured = G if shaky else None
+        self.last_update = self._tall.update_of(seen, P, M, measured, scale)
         self._account(P, empty)
-        return None if shaky else filtered
 
     def _step_from_columns(
-        self, batch: Batch, seen: Products, s: Tensor, a: float
-    ) -> Tensor | None:
+        self, G: Tensor, scale: float, seen: Products, s: Tensor, a: float
+    ) -> None:
         """Y written over U, R from its own Gram matrix, then U = Y R⁻¹."""
-        self._tall.scale_(batch, seen, s, a * seen.V)
-        inverse, empty, shaky = self._factor(self._tall.gram(), batch.G)
-        P, M = s[:, None] * inverse, a * (seen.V @ inverse)
-        filtered = self._tall.advance_(batch, seen, P, M, by=inverse)
+        self._tall.recombine_(s, G, a * scale * seen.V, seen)
+        inverse, empty, shaky = self._factor(self._tall.gram(), G)
+        self._tall.recombine_(inverse)
         if shaky:
             self._tall.orthonormalize_(self._intake.num_updates, empty)
-        self.last_update = self._tall.update_of(seen, P, M, batch)
+        P, M = s[:, None] * inverse, a * (seen.V @ inverse)
+        self.last_update = self._tall.update_of(seen, P, M, G, scale)
         self._account(P, empty)
-        return None if shaky else filtered
 
     def _factor(self, C: Tensor, G: Tensor) -> tuple[Tensor, Tensor, bool]:
         """R⁻¹ of Y from its Gram matrix; which columns Y leaves open; is it shaky."""

@@ -52,16 +52,6 @@ class Tracker(Protocol):
     def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:
         """g − strength · U Uᵀ g, shape (D,)."""
 
-    def step(
-        self,
-        grads: Tensor,
-        gradient: Tensor,
-        *,
-        scale: float = 1.0,
-        strength: float = 1.0,
-    ) -> Tensor:
-        """``update(grads, scale)``, then ``project_out(gradient, strength)``."""
-
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on bit for bit, as tensors."""
 

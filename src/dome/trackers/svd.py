@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from dome.linalg import Products, outside
-from dome.trackers.basis import Basis, Batch
+from dome.trackers.basis import Basis
 from dome.trackers.intake import Intake
 from dome.trackers.protocol import Update
 
@@ -63,77 +63,63 @@ class IncrementalSVD:
         self._doubt = 0.0  # bound on what rounding did to UᵀU = I since it was mended
         self.last_update: Update | None = None
 
+    @torch.no_grad()
     def update(self, grads: Tensor, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into the estimate.
 
         A batch with a value that is not finite, or of one sample, is left out and
         counted.
         """
-        self._advance(Batch(grads, scale))
-
-    def step(
-        self,
-        grads: Tensor,
-        gradient: Tensor,
-        *,
-        scale: float = 1.0,
-        strength: float = 1.0,
-    ) -> Tensor:
-        """``update(grads)``, then ``project_out(gradient)``, in the same passes."""
-        filtered = self._advance(Batch(grads, scale, gradient, strength))
-        return self.project_out(gradient, strength) if filtered is None else filtered
-
-    @torch.no_grad()
-    def _advance(self, batch: Batch) -> Tensor | None:
-        """Update; returns the filtered gradient if it came along all the way."""
-        if not self._intake.admits(batch.G):
-            return None
+        if not self._intake.admits(grads):
+            return
         self._tall.check_orthogonality(self._intake.num_updates)
-        parts = batch.G.split(max(ROWS_AT_ONCE, 2 * self._tall.width))
+        parts = grads.split(max(ROWS_AT_ONCE, 2 * self._tall.width))
         if len(parts) > 1:
-            self._update_by_parts(batch, len(parts))
-            return None
-        seen = self._tall.see(batch, pairwise=False)
+            self._update_by_parts(grads, scale, len(parts))
+            return
+        seen = self._tall.see(grads, scale, pairwise=False)
         if not seen.is_finite():
             self._intake.skip("a sample is not finite")
-            return None
+            return
         past, newest = self._intake.weights()
         self._intake.num_updates += 1
         self._values *= past
-        if seen.is_constant(batch.G.dtype):
+        if seen.is_constant(grads.dtype):
             self.last_update = self._tall.update_of(seen)
-            return None
-        return self._fold(batch, seen, newest / len(batch.G))
+            return
+        self._fold(grads, scale, seen, newest / len(grads))
 
-    def _update_by_parts(self, batch: Batch, num_parts: int) -> None:
+    def _update_by_parts(self, grads: Tensor, scale: float, num_parts: int) -> None:
         """The same for a large batch: one part of its centred rows after the other."""
-        mean = batch.G.mean(dim=0)
+        mean = grads.mean(dim=0)
         if not bool(mean.isfinite().all()):
             self._intake.skip("a sample is not finite")
             return
         past, newest = self._intake.weights()
         self._intake.num_updates += 1
         self._values *= past
-        for part in batch.G.tensor_split(num_parts):
+        for part in grads.tensor_split(num_parts):
             # Rows are centred on the whole batch; the part's own mean then is variance
             # too, which the mirrored rows below keep: [h; −h]/√2 has mean zero.
             rows = (part - mean) * 0.5**0.5
-            both = Batch(torch.cat([rows, -rows]), batch.scale)
-            seen = self._tall.see(both, pairwise=False)
-            self._fold(both, seen, newest / len(batch.G))
-        seen = self._tall.see(Batch(batch.G, batch.scale), pairwise=False)
+            both = torch.cat([rows, -rows])
+            seen = self._tall.see(both, scale, pairwise=False)
+            self._fold(both, scale, seen, newest / len(grads))
+        seen = self._tall.see(grads, scale, pairwise=False)
         self.last_update = self._tall.update_of(seen)
 
-    def _fold(self, batch: Batch, seen: Products, a: float) -> Tensor | None:
+    def _fold(self, G: Tensor, scale: float, seen: Products, a: float) -> None:
         """U, λ ← leading part of U diag(λ) Uᵀ + a Hᵀ H."""
         width, noise = self._tall.width, NOISE[self._tall.compute_dtype]
-        correction, gram = outside(self._tall.U, batch.G, seen.V, batch.scale)
+        correction, gram = outside(self._tall.U, G, seen.V, scale)
         V = seen.V + correction
         gram -= correction @ correction.T
         # Directions Z = (H − V Uᵀ)ᵀ Q θ^(−1/2) of what the batch has outside the basis.
         theta, Q = torch.linalg.eigh(gram)
         theta, Q = theta[1:], Q[:, 1:]  # a centred batch has B − 1 directions
-        keep = theta > noise * theta[-1].clamp(min=noise**2 * seen.energy)
+        length = seen.energy + len(G) * seen.mu2
+        eps = torch.finfo(self._tall.compute_dtype).eps
+        keep = (theta > noise * theta[-1]) & (theta > (32 * eps) ** 2 * length)
         theta, Q = theta[keep], Q[:, keep]
         values, X = _leading_left(self._values, a**0.5 * V, (a * theta).sqrt(), Q)
         known = values[:width] > 1e-12 * values[0]  # the rounding of eigh
@@ -141,15 +127,14 @@ class IncrementalSVD:
         X = X[:, :width] * known
         M = (Q / theta.sqrt()) @ X[width:]
         P = X[:width] - V.T @ M
-        filtered = self._tall.advance_(batch, seen, P, M)
-        mended = self._mend(X[width:], M, theta, seen.energy, int(known.sum()))
+        self._tall.recombine_(P, G, scale * M, seen)
+        mended = self._mend(X[width:], M, theta, length, int(known.sum()))
         full = replace(seen, V=V, K=V @ V.T + gram)
-        measured = batch if mended else None
-        self.last_update = self._tall.update_of(full, P, M, measured)
-        return None if mended else filtered
+        measured = G if mended else None
+        self.last_update = self._tall.update_of(full, P, M, measured, scale)
 
     def _mend(
-        self, X: Tensor, M: Tensor, theta: Tensor, energy: Tensor, num_columns: int
+        self, X: Tensor, M: Tensor, theta: Tensor, length: Tensor, num_columns: int
     ) -> bool:
         """Make U orthonormal again once rounding may have cost it more than allowed."""
         if len(theta) == 0:
@@ -159,7 +144,7 @@ class IncrementalSVD:
         # cancels against U Vᵀ M: both matter where a batch has directions of very
         # unequal length.
         uneven = (X.square() * (theta[-1] / theta)[:, None]).sum(dim=0).max()
-        cancelled = energy.sqrt() * M.norm(dim=0).max()
+        cancelled = length.sqrt() * M.norm(dim=0).max()
         self._doubt += eps * float(10 * uneven + cancelled)
         if self._doubt <= 16 * eps:
             return False
