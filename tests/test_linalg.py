@@ -12,6 +12,7 @@ from dome.linalg import coefficients, gram, largest_angle, outside, products, re
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch):
     monkeypatch.setattr(linalg, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(linalg, "PIECE_ROWS", 3)
 
 
 def orthonormal(rng, dim, rank):
@@ -25,6 +26,13 @@ def test_the_largest_angle_of_a_known_rotation_is_found():
         W = V.clone()
         W[1, 1], W[2, 1] = math.cos(angle), math.sin(angle)
         assert float(largest_angle(V, W)) == pytest.approx(angle)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 8, 9])
+def test_products_of_pieces_add_up(dim, rng):
+    A = torch.randn(4, dim, generator=rng, dtype=torch.float64)
+    C = torch.randn(dim, 5, generator=rng, dtype=torch.float64)
+    torch.testing.assert_close(linalg.sum_of_products(A, C), A @ C)
 
 
 def test_blockwise_products_equal_whole_ones(rng):

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# A block of U and of G stays in a CPU's cache for K and B up to a few hundred.
+# What is worked on at a time: beside U and the samples, only so much exists.
 BLOCK_ROWS = 8192
-# A product with one vector reads every number once: there long blocks are faster.
-VECTOR_BLOCKS = 8
+# Rows of the pieces that products are summed over.
+PIECE_ROWS = 2048
 # ‖μ‖² over the mean of ‖h_b‖² from which samples are centred before anything else.
 LONG_MEAN = 4.0
 # Number of samples from which half of the off-diagonal products is worth saving.
@@ -28,11 +28,25 @@ def compute_dtype(storage: torch.dtype) -> torch.dtype:
     return torch.float32 if storage.itemsize < torch.float32.itemsize else storage
 
 
-def row_blocks(num_rows: int, times: int = 1) -> Iterator[slice]:
-    """Slices that cover ``num_rows`` rows, ``times * BLOCK_ROWS`` each at most."""
-    size = times * BLOCK_ROWS
-    for start in range(0, num_rows, size):
-        yield slice(start, min(start + size, num_rows))
+def row_blocks(num_rows: int) -> Iterator[slice]:
+    """Slices that cover ``num_rows`` rows, at most ``BLOCK_ROWS`` each."""
+    for start in range(0, num_rows, BLOCK_ROWS):
+        yield slice(start, min(start + BLOCK_ROWS, num_rows))
+
+
+def sum_of_products(A: Tensor, C: Tensor) -> Tensor:
+    """A C for wide A (M, D) and tall C (D, N), summed in float64, shape (M, N).
+
+    A batch of products of short pieces, whose results are added up: pieces run on
+    several threads, where a product with a thin A or a single vector runs on one.
+    """
+    length = min(PIECE_ROWS, C.shape[0])
+    num = C.shape[0] // length
+    end = num * length
+    pieces = A[:, :end].unflatten(1, (num, length)).transpose(0, 1)
+    products = torch.bmm(pieces, C[:end].unflatten(0, (num, length)))
+    total = products.sum(dim=0, dtype=torch.float64)
+    return total if end == C.shape[0] else total + A[:, end:] @ C[end:]
 
 
 def largest_angle(V: Tensor, W: Tensor) -> Tensor:
@@ -62,7 +76,7 @@ def gram(U: Tensor) -> Tensor:
     total = U.new_zeros(U.shape[1], U.shape[1], dtype=torch.float64)
     for rows in row_blocks(U.shape[0]):
         block = U[rows].to(compute_dtype(U.dtype))
-        total += block.T @ block
+        total += sum_of_products(block.T, block)
     return total
 
 
@@ -71,7 +85,7 @@ def coefficients(U: Tensor, samples: Tensor) -> Tensor:
     total = U.new_zeros(len(samples), U.shape[1], dtype=torch.float64)
     dtype = compute_dtype(U.dtype)
     for rows in row_blocks(U.shape[0]):
-        total += samples[:, rows].to(dtype) @ U[rows].to(dtype)
+        total += sum_of_products(samples[:, rows].to(dtype), U[rows].to(dtype))
     return total
 
 
@@ -80,9 +94,8 @@ def project_out(
 ) -> Tensor:
     """g − U keep(Uᵀ g) for a gradient of shape (D,).
 
-    Two passes over U, each at the speed of memory. Taking part in the passes of an
-    update instead was measured to be slower: products with one vector are badly served
-    by blocks of the size that suits matrices.
+    Two passes over U. Taking part in those of an update instead was measured to be
+    slower: thin products cost as much as the reading that would be saved.
 
     Args:
         U: Basis, shape (D, K).
@@ -90,13 +103,12 @@ def project_out(
         keep: What to subtract of the coordinates (K,).
     """
     dtype = compute_dtype(U.dtype)
-    c = U.new_zeros(U.shape[1], dtype=torch.float64)
-    for rows in row_blocks(len(U), VECTOR_BLOCKS):
-        c += gradient[rows].to(dtype) @ U[rows].to(dtype)
-    c = keep(c).to(dtype)
+    c = keep(coefficients(U, gradient[None])[0]).to(dtype)
     filtered = torch.empty_like(gradient)
-    for rows in row_blocks(len(U), VECTOR_BLOCKS):
-        filtered[rows] = gradient[rows] - U[rows].to(dtype) @ c
+    for rows in row_blocks(len(U)):
+        # Row by row, on all threads; a matrix-vector product runs on one.
+        block = U[rows].to(dtype)
+        filtered[rows] = gradient[rows] - torch.linalg.vecdot(block, c.expand_as(block))
     return filtered
 
 
@@ -181,7 +193,7 @@ def _products_then_center(U: Tensor, G: Tensor, pairwise: bool) -> Products:
     Gmu = torch.zeros_like(GU[:, 0])
     for rows in row_blocks(U.shape[0]):
         block = G[:, rows].to(dtype)
-        GU += block @ U[rows].to(dtype)
+        GU += sum_of_products(block, U[rows].to(dtype))
         if pairwise:
             inner += _self_products(block)
         else:
@@ -222,7 +234,7 @@ def _center_then_products(U: Tensor, G: Tensor, pairwise: bool) -> Products:
         block = G[:, rows].to(dtype)
         mean = block.mean(dim=0, keepdim=True)
         block = torch.cat([block - mean, mean])
-        coords += block @ U[rows].to(dtype)
+        coords += sum_of_products(block, U[rows].to(dtype))
         inner += block @ block[-inner.shape[1] :].T
         diagonal += torch.linalg.vecdot(block[:B], block[:B])
     # Rounding leaves a mean of the order of the precision; H has none.

@@ -95,7 +95,7 @@ def orthonormalize_(
             _fill_(U, fill, generator)
         C = gram(U)
         before, error = error, (C - eye).abs().max()
-        # Sweeps converge quadratically once they do; then stop where rounding takes over.
+        # Sweeps converge quadratically, once they do, down to rounding.
         settled = error < CONVERGING and error > before / 2
         if not fill.any() and (error <= target or settled):
             break
