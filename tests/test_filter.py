@@ -378,6 +378,18 @@ def test_a_gradient_that_is_not_finite_stays_where_it_is(rng):
     assert grad_filter.trackers["all"].basis.isfinite().all()
 
 
+def test_stats_survive_a_batch_that_one_layer_leaves_out(rng):
+    grad_filter = dome.GradientFilter(small_classifier(), rank=4, layout="layerwise")
+    G = torch.randn(12, 195, generator=rng, dtype=torch.float64)
+    grad_filter.observe(G)
+    G[0, 0] = float("nan")
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        grad_filter.observe(G[:8])
+    stats = grad_filter.stats
+    assert 0 < stats.fraction < 1
+    assert stats.skipped_updates == 1
+
+
 def test_a_batch_of_one_is_filtered_but_not_learned_from(rng):
     model = small_classifier()
     grad_filter = dome.GradientFilter(model, rank=4)

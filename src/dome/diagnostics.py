@@ -54,6 +54,8 @@ def collect_stats(
 ) -> FilterStats:
     """Put the records of all blocks together."""
     updates = [t.last_update for t in trackers if t.last_update is not None]
+    # A block that left the newest batch out still has the record of an older one.
+    updates = [u for u in updates if u.total.shape == updates[-1].total.shape]
     fraction = drift = float("nan")
     if updates:
         # The projector is block-diagonal: squared norms add over blocks.

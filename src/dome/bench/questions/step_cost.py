@@ -220,7 +220,7 @@ def draw(rows: list[Row]) -> Figure:
     axes.axhline(1, color="#555555", linestyle=":")
     axes.set_xticks(range(len(sizes)), [f"B = {size}" for size in sizes])
     axes.set_ylabel("step / plain step")
-    axes.set_title("Cost of a filtered step; black lines: promised at most", loc="left")
+    axes.set_title("Cost of a filtered step; black lines: the goal", loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     handles = [axes.bar(0, 0, color=COLOURS[name], label=name) for name in names]
     axes.legend(handles=handles, frameon=False)

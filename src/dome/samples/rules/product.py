@@ -16,9 +16,11 @@ _CHUNK_LENGTH = 16
 _SMALL = 1 << 15
 
 
-def chunks(num: int, size: int) -> Iterator[slice]:
+def chunks(
+    num: int, size: int, most: int = _CHUNK_LENGTH, budget: int = _CHUNK_SIZE
+) -> Iterator[slice]:
     """Cut ``num`` samples with ``size`` numbers each into pieces to work on."""
-    fitting = min(max(_CHUNK_SIZE // size, 1), _CHUNK_LENGTH)
+    fitting = min(max(budget // size, 1), most)
     # Kernels are prepared for each shape anew: powers of two leave fewer odd ends.
     length = 1 << (fitting.bit_length() - 1)
     return (slice(i, i + length) for i in range(0, num, length))
