@@ -43,7 +43,7 @@ EVERY = 10
 # Runs in every round to tell what state the machine was in: shared hardware may slow
 # products down without slowing a plain step as much, which no ratio takes out.
 PRODUCT, PRODUCT_SIZE = "square product", 1024
-# Largest ratio to a plain step that we promise, at two cores and rank 100.
+# Largest ratio to a plain step that is the goal, at two cores and rank 100.
 TARGETS = {(OURS, 16): 2.8, (OURS, 128): 2.2, (SELDOM, 16): 1.4, (SELDOM, 128): 1.2}
 COLOURS = {
     OURS: "#0072B2",
@@ -191,7 +191,7 @@ def _gigaflops(row: Row) -> str:
 
 
 def draw(rows: list[Row]) -> Figure:
-    """Ratios to a plain step as bars, the promised ones as lines."""
+    """Ratios to a plain step as bars, the goals as lines."""
     from matplotlib.figure import Figure
 
     sizes = sorted({row["batch_size"] for row in rows})
