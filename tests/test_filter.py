@@ -509,6 +509,22 @@ def test_a_checkpoint_of_another_model_rank_layout_or_tracker_is_refused_by_name
         dome.GradientFilter(small_classifier(), rank=4).load_state_dict({})
 
 
+@pytest.mark.parametrize("tracker", ["power", "svd"])
+def test_a_filter_that_has_stepped_goes_back_to_a_state_from_before(tracker, rng):
+    options = {"rank": 4, "oversample": 3, "tracker": tracker}
+    model = small_classifier()
+    grad_filter = dome.GradientFilter(model, **options)
+    start = {k: v.clone() for k, v in grad_filter.state_dict().items()}
+    for x, y in batches(rng, 3):
+        model.zero_grad()
+        cross_entropy(model(x), y).backward()
+        grad_filter.step()
+    grad_filter.load_state_dict(start)
+    again = grad_filter.state_dict()
+    assert again.keys() == start.keys()
+    assert all(torch.equal(value, again[key]) for key, value in start.items())
+
+
 def test_a_refused_checkpoint_changes_nothing(rng):
     model = small_classifier()
     grad_filter = dome.GradientFilter(model, rank=4)

@@ -94,3 +94,11 @@ def test_the_global_generator_is_neither_read_nor_advanced():
     first = GaussianSketch(5.0)(torch.ones(50))
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(first, GaussianSketch(5.0)(torch.ones(50)))
+
+
+def test_a_state_saved_before_any_use_starts_the_noise_again():
+    sketch = GaussianSketch(5.0)
+    start = sketch.state_dict()
+    first = sketch(torch.ones(50))
+    sketch.load_state_dict(start)
+    assert torch.equal(sketch(torch.ones(50)), first)

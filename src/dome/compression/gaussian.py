@@ -57,6 +57,7 @@ class GaussianSketch:
             raise ValueError(f"rate must be a number of at least 1, got {rate}")
         self.rate = rate
         self._generator = generator
+        self._is_default = generator is None
 
     def sketch_size(self, dim: int) -> int:
         """M for a gradient of D numbers."""
@@ -115,7 +116,9 @@ class GaussianSketch:
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on with the noise of a saved state."""
+        """Go on with the noise of a saved state; one from before any use starts it."""
+        if "generator" not in state and self._is_default:
+            self._generator = None
         if "generator" in state:
             if self._generator is None:
                 self._generator = torch.Generator()

@@ -146,7 +146,7 @@ def _draw_by_rate(axes: Axes, comparisons: Sequence[Comparison]) -> None:
     labels = [rate_name(c.rate) for c in comparisons]
     axes.set_xticks(list(positions), labels)
     axes.set_xlim(-0.25, len(comparisons) - 0.05)
-    axes.set_ylim(None, 100)
+    axes.set_ylim(None, 101)  # room for the marker of a point near 100
     axes.spines["bottom"].set_bounds(-0.25, len(comparisons) - 0.75)
     axes.set_xlabel("compression rate")
     ends = {arm: 100 * comparisons[-1].arms[arm].accuracy.mean for arm in COLOURS}

@@ -72,6 +72,11 @@ class Basis:
         """U₀: QR of a Gaussian matrix."""
         every = torch.ones(self.width, dtype=torch.bool, device=self.U.device)
         self.orthonormalize_(0, every)
+        if self.oversample:
+            # Which columns lead is not known yet: any do, and the state has its entry.
+            eye = torch.eye(self.width, dtype=torch.float64, device=self.U.device)
+            self._leading = eye[:, : self.rank].contiguous()
+            self._leading_eigenvalues = torch.ones_like(eye[0, : self.rank])
 
     @property
     def U(self) -> Tensor:  # noqa: N802 (the paper's symbol)
