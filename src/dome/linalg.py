@@ -7,14 +7,16 @@ at a time, and sums over blocks in float64, so that float32 products lose no mor
 the products of one block do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-# What is worked on at a time: beside U and the samples, only so much exists.
-BLOCK_ROWS = 8192
+# What is converted or written at a time: beside U and the samples, only so much exists.
+BLOCK_ROWS = 4096
+# What is read at a time where it needs no conversion: only its products take room.
+VIEW_ROWS = 131072
 # Rows of the pieces that products are summed over.
 PIECE_ROWS = 2048
 # ‖μ‖² over the mean of ‖h_b‖² from which samples are centred before anything else.
@@ -28,10 +30,18 @@ def compute_dtype(storage: torch.dtype) -> torch.dtype:
     return torch.float32 if storage.itemsize < torch.float32.itemsize else storage
 
 
-def row_blocks(num_rows: int) -> Iterator[slice]:
-    """Slices that cover ``num_rows`` rows, at most ``BLOCK_ROWS`` each."""
-    for start in range(0, num_rows, BLOCK_ROWS):
-        yield slice(start, min(start + BLOCK_ROWS, num_rows))
+def row_blocks(num_rows: int, size: int | None = None) -> Iterator[slice]:
+    """Slices that cover ``num_rows`` rows, at most ``size`` (``BLOCK_ROWS``) each."""
+    size = BLOCK_ROWS if size is None else size
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))
+
+
+def _readable_blocks(U: Tensor, *others: Tensor) -> Iterator[slice]:
+    """Blocks of U's rows to read: larger ones if nothing has to be converted."""
+    dtype = compute_dtype(U.dtype)
+    as_they_are = all(t.dtype == dtype for t in (U, *others))
+    return row_blocks(len(U), VIEW_ROWS if as_they_are else BLOCK_ROWS)
 
 
 def sum_of_products(A: Tensor, C: Tensor) -> Tensor:
@@ -84,32 +94,37 @@ def coefficients(U: Tensor, samples: Tensor) -> Tensor:
     """G U, the coordinates of samples (B, D) in a basis (D, K): float64, (B, K)."""
     total = U.new_zeros(len(samples), U.shape[1], dtype=torch.float64)
     dtype = compute_dtype(U.dtype)
-    for rows in row_blocks(U.shape[0]):
+    for rows in _readable_blocks(U, samples):
         total += sum_of_products(samples[:, rows].to(dtype), U[rows].to(dtype))
     return total
 
 
-def project_out(
-    U: Tensor, gradient: Tensor, keep: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """g − U keep(Uᵀ g) for a gradient of shape (D,).
+def subtract_combination(gradient: Tensor, U: Tensor, c: Tensor) -> Tensor:
+    """g − U c for a gradient of shape (D,) and coordinates (K,)."""
+    result, dtype = torch.empty_like(gradient), compute_dtype(U.dtype)
+    c = c.to(dtype)
+    for rows in _readable_blocks(U, gradient):
+        result[rows] = _subtract(gradient[rows].to(dtype), U[rows].to(dtype), c)
+    return result
 
-    Two passes over U. Taking part in those of an update instead was measured to be
-    slower: thin products cost as much as the reading that would be saved.
 
-    Args:
-        U: Basis, shape (D, K).
-        gradient: g, shape (D,).
-        keep: What to subtract of the coordinates (K,).
-    """
-    dtype = compute_dtype(U.dtype)
-    c = keep(coefficients(U, gradient[None])[0]).to(dtype)
-    filtered = torch.empty_like(gradient)
-    for rows in row_blocks(len(U)):
-        # Row by row, on all threads; a matrix-vector product runs on one.
-        block = U[rows].to(dtype)
-        filtered[rows] = gradient[rows] - torch.linalg.vecdot(block, c.expand_as(block))
-    return filtered
+def _subtract(g: Tensor, U: Tensor, c: Tensor) -> Tensor:
+    """g − U c in short pieces, on all threads; one long product runs on one."""
+    length = min(PIECE_ROWS, len(U))
+    num = len(U) // length
+    end = num * length
+    pieces = U[:end].unflatten(0, (num, length)).transpose(1, 2)
+    result = torch.empty_like(g)
+    torch.baddbmm(
+        g[:end].view(num, 1, length),
+        c.expand(num, 1, -1),
+        pieces,
+        alpha=-1,
+        out=result[:end].view(num, 1, length),
+    )
+    if end < len(U):
+        torch.addmv(g[end:], U[end:], c, alpha=-1, out=result[end:])
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +183,9 @@ class Products:
         )
 
 
-def products(U: Tensor, G: Tensor, *, pairwise: bool) -> Products:
+def products(
+    U: Tensor, G: Tensor, *, pairwise: bool, waiting: Tensor | None = None
+) -> Products:
     """Products of samples with each other and with a basis.
 
     The finished products are centred, not the samples, which saves two passes over
@@ -179,21 +196,32 @@ def products(U: Tensor, G: Tensor, *, pairwise: bool) -> Products:
         U: Basis, shape (D, K).
         G: Samples, shape (B, D).
         pairwise: Whether to form H Hᵀ, which costs 2 D B² flops, or its diagonal alone.
+        waiting: Rows (P, D) that count as further columns of the basis: V is then
+            (B, K + P) and m (K + P,).
     """
-    seen = _products_then_center(U, G, pairwise)
+    W = U.new_zeros(0, len(U)) if waiting is None else waiting
+    seen = _products_then_center(U, W, G, pairwise)
     if seen.is_finite() and seen.mean_is_long(LONG_MEAN):
-        return _center_then_products(U, G, pairwise)
+        return _center_then_products(U, W, G, pairwise)
     return seen
 
 
-def _products_then_center(U: Tensor, G: Tensor, pairwise: bool) -> Products:
+def _coordinates(block: Tensor, U: Tensor, W: Tensor, rows: slice) -> Tensor:
+    """A block of samples (B, rows) times [U, Wᵀ], shape (B, K + P)."""
+    own = sum_of_products(block, U[rows].to(block.dtype))
+    if not len(W):
+        return own
+    return torch.cat([own, sum_of_products(block, W[:, rows].T)], dim=1)
+
+
+def _products_then_center(U: Tensor, W: Tensor, G: Tensor, pairwise: bool) -> Products:
     B, dtype = len(G), compute_dtype(U.dtype)
-    GU = U.new_zeros(B, U.shape[1], dtype=torch.float64)
+    GU = U.new_zeros(B, U.shape[1] + len(W), dtype=torch.float64)
     inner = U.new_zeros((B, B) if pairwise else (B,), dtype=torch.float64)
     Gmu = torch.zeros_like(GU[:, 0])
-    for rows in row_blocks(U.shape[0]):
+    for rows in _readable_blocks(U, G):
         block = G[:, rows].to(dtype)
-        GU += sum_of_products(block, U[rows].to(dtype))
+        GU += _coordinates(block, U, W, rows)
         if pairwise:
             inner += _self_products(block)
         else:
@@ -215,26 +243,29 @@ def _products_then_center(U: Tensor, G: Tensor, pairwise: bool) -> Products:
 def _self_products(block: Tensor) -> Tensor:
     """G Gᵀ of a wide block, three quarters of it computed, the rest by symmetry."""
     if len(block) < SPLIT_ROWS:
-        return block @ block.T
+        return sum_of_products(block, block.T)
     half = len(block) // 2
-    upper, lower = block[:half], block[half:]
-    result = block.new_empty(len(block), len(block))
-    torch.mm(upper, block.T, out=result[:half])
-    result[half:, :half] = result[:half, half:].T
-    result[half:, half:] = lower @ lower.T
-    return result
+    total = block.new_zeros(len(block), len(block), dtype=torch.float64)
+    product = torch.empty_like(total, dtype=block.dtype)
+    for columns in row_blocks(block.shape[1]):
+        part = block[:, columns]
+        torch.mm(part[:half], part.T, out=product[:half])
+        product[half:, :half] = product[:half, half:].T
+        product[half:, half:] = part[half:] @ part[half:].T
+        total += product
+    return total
 
 
-def _center_then_products(U: Tensor, G: Tensor, pairwise: bool) -> Products:
+def _center_then_products(U: Tensor, W: Tensor, G: Tensor, pairwise: bool) -> Products:
     B, dtype = len(G), compute_dtype(U.dtype)
-    coords = U.new_zeros(B + 1, U.shape[1], dtype=torch.float64)
+    coords = U.new_zeros(B + 1, U.shape[1] + len(W), dtype=torch.float64)
     inner = U.new_zeros(B + 1, B + 1 if pairwise else 1, dtype=torch.float64)
     diagonal = U.new_zeros(B, dtype=torch.float64)
     for rows in row_blocks(U.shape[0]):
         block = G[:, rows].to(dtype)
         mean = block.mean(dim=0, keepdim=True)
         block = torch.cat([block - mean, mean])
-        coords += sum_of_products(block, U[rows].to(dtype))
+        coords += _coordinates(block, U, W, rows)
         inner += block @ block[-inner.shape[1] :].T
         diagonal += torch.linalg.vecdot(block[:B], block[:B])
     # Rounding leaves a mean of the order of the precision; H has none.

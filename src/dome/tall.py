@@ -6,17 +6,27 @@ The storage has one block of rows more than U. An update writes every block of t
 into the block that is free, next to where the old one lies, and leaves the old one's
 place free for the next: U moves by one block, forth and back. What is written is never
 read again in the same pass, so the product needs no room of its own.
+
+Where B is much smaller than K, most of an update's flops turn K columns for the sake of
+a few samples. Then U ← U P + Hᵀ M may wait: the centred samples are kept as rows W, and
+
+    U = [S, Wᵀ] Q        S (D, K) stored, W (P, D) waiting, Q (K + P, K)
+
+is multiplied out when no more rows may wait. That divides 2 D K² flops by the number
+of updates that waited together, for D P more numbers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dome import linalg
-from dome.linalg import compute_dtype
+from dome.linalg import Products, compute_dtype
 
 TRIANGULAR_COLUMNS = 64  # from which the zero quarter of a triangular P is left out
+WAITING_SHARE = 0.14  # of the K + B rows that U and the samples are; may wait
 
 
 class Tall:
@@ -41,13 +51,29 @@ class Tall:
             dim + self._block, width, dtype=dtype, device=device
         )
         self._dim = dim
-        self.is_low = True
+        self._is_low = True
+        self._room = self._storage.new_empty(0, dim, dtype=compute_dtype(dtype))
+        self._num_waiting = 0
+        self._Q = self._no_mix()
 
     @property
     def U(self) -> Tensor:  # noqa: N802 (the paper's symbol)
-        """The matrix, a view that is valid until the next ``recombine_``."""
-        start = 0 if self.is_low else self._block
-        return self._storage[start : start + self._dim]
+        """The matrix: a view valid until the next change, a copy if rows wait."""
+        S, W = self._stored(), self._waiting()
+        if not len(W):
+            return S
+        Q = self._Q.to(W.dtype)
+        U = torch.empty_like(S)
+        for rows in linalg.row_blocks(self._dim):
+            U[rows] = S[rows] @ Q[: -len(W)] + W[:, rows].T @ Q[-len(W) :]
+        return U
+
+    def settled(self) -> Tensor:
+        """The matrix as a view to write to; waiting rows are multiplied out first."""
+        if self._num_waiting:
+            eye = torch.eye(self._Q.shape[1], dtype=self._Q.dtype).to(self._Q.device)
+            self.recombine_(eye)
+        return self._stored()
 
     def recombine_(
         self,
@@ -56,6 +82,7 @@ class Tall:
         M: Tensor | None = None,
         *,
         centered: bool = False,
+        may_wait: bool = False,
     ) -> None:
         """U ← U P + Hᵀ M.
 
@@ -65,27 +92,124 @@ class Tall:
             M: Shape (B, K), columns that sum to zero, so that Gᵀ M = Hᵀ M.
             centered: Centre the samples all the same: the sums are rounded, and a mean
                 much longer than the deviations makes that visible.
+            may_wait: Whether the samples may be kept instead, if they are few.
         """
-        dtype = compute_dtype(self._storage.dtype)
-        product = _Product(P.to(dtype))
+        if self._num_waiting:
+            Q = self._Q * P if P.dim() == 1 else self._Q @ P
+            P, E = Q.split([self._storage.shape[1], self._num_waiting])
+        else:
+            E = P.new_empty(0, self._storage.shape[1])
+        if may_wait and G is not None and M is not None and self._has_room(len(G)):
+            self._wait(P, E, G, M)
+        else:
+            self._multiply_out(P, E, G, M, centered)
+
+    def products(self, G: Tensor, *, pairwise: bool) -> Products:
+        """Products of samples (B, D) with each other and with U."""
+        waiting = self._waiting() if self._num_waiting else None
+        seen = linalg.products(self._stored(), G, pairwise=pairwise, waiting=waiting)
+        if waiting is None:
+            return seen
+        return replace(seen, V=seen.V @ self._Q, m=seen.m @ self._Q)
+
+    def project_out(self, gradient: Tensor, keep: Callable[[Tensor], Tensor]) -> Tensor:
+        """g − U keep(Uᵀ g) for a gradient of shape (D,).
+
+        Two passes over U. Taking part in those of an update instead was measured to be
+        slower: thin products cost as much as the reading that would be saved.
+        """
+        S, W = self._stored(), self._waiting()
+        c = linalg.coefficients(S, gradient[None])[0]
+        if not len(W):
+            return linalg.subtract_combination(gradient, S, keep(c))
+        g = gradient.to(W.dtype)
+        c = torch.cat([c, linalg.sum_of_products(g[None], W.T)[0]])
+        a, b = (self._Q @ keep(c @ self._Q)).split([S.shape[1], len(W)])
+        filtered = linalg.subtract_combination(gradient, S, a)
+        return filtered.sub_(b.to(W.dtype) @ W)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What U is made of, and where it lies."""
+        return {
+            "basis": self._stored(),
+            "waiting": self._waiting(),
+            "mix": self._Q,
+            # Where U lies decides how it is aligned, and that how products are rounded.
+            "is_low": torch.tensor(self._is_low),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take a state of the same shape and storage back."""
+        self._is_low = bool(state["is_low"])
+        self._stored().copy_(state["basis"])
+        W = state["waiting"]
+        self._num_waiting = len(W)
+        if len(W) > len(self._room):
+            self._room = torch.empty_like(W, device=self._room.device)
+        self._room[: len(W)] = W
+        self._Q = state["mix"].to(self._Q, copy=True)
+
+    def _stored(self) -> Tensor:
+        start = 0 if self._is_low else self._block
+        return self._storage[start : start + self._dim]
+
+    def _waiting(self) -> Tensor:
+        return self._room[: self._num_waiting]
+
+    def _no_mix(self) -> Tensor:
+        width = self._storage.shape[1]
+        return self._storage.new_empty(0, width, dtype=torch.float64)
+
+    def _has_room(self, num_rows: int) -> bool:
+        """Whether so many rows may wait; makes the room when they are the first."""
+        if self._storage.dtype != self._room.dtype:
+            return False  # 16-bit storage is for saving memory
+        if not len(self._room):
+            most = int(WAITING_SHARE * (self._storage.shape[1] + num_rows))
+            if num_rows > most:
+                return False
+            self._room = self._room.new_empty(most // num_rows * num_rows, self._dim)
+        return self._num_waiting + num_rows <= len(self._room)
+
+    def _wait(self, P: Tensor, E: Tensor, G: Tensor, M: Tensor) -> None:
+        P = P.diag() if P.dim() == 1 else P
+        stop = self._num_waiting + len(G)
+        torch.sub(G, G.mean(dim=0), out=self._room[self._num_waiting : stop])
+        self._Q = torch.cat([P, E, M])
+        self._num_waiting = stop
+
+    def _multiply_out(
+        self,
+        P: Tensor,
+        E: Tensor,
+        G: Tensor | None,
+        M: Tensor | None,
+        centered: bool,
+    ) -> None:
+        """S ← S P + Wᵀ E + Hᵀ M, a block of rows at a time."""
+        dtype, W = self._room.dtype, self._waiting()
+        product, E = _Product(P.to(dtype)), E.to(dtype)
         M = None if M is None else M.to(dtype)
         for rows, old, new in self._blocks():
             result = new if new.dtype == dtype else torch.empty_like(new, dtype=dtype)
             product.write(old.to(dtype), result)
+            if len(W):
+                result.addmm_(W[:, rows].T, E)
             if G is not None and M is not None:
                 block = G[:, rows].to(dtype)
                 block = block - block.mean(dim=0) if centered else block
                 result.addmm_(block.T, M)
             if result is not new:
                 new.copy_(result)
-        self.is_low = not self.is_low
+        self._is_low = not self._is_low
+        self._num_waiting, self._Q = 0, self._no_mix()
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Rows, where they lie and where they go, in an order that keeps them apart."""
-        shift = self._block if self.is_low else -self._block
-        source = 0 if self.is_low else self._block
+        shift = self._block if self._is_low else -self._block
+        source = 0 if self._is_low else self._block
         starts = range(0, self._dim, self._block)
-        for start in reversed(starts) if self.is_low else starts:
+        for start in reversed(starts) if self._is_low else starts:
             stop = min(start + self._block, self._dim)
             old = self._storage[source + start : source + stop]
             new = self._storage[source + start + shift : source + stop + shift]

@@ -6,15 +6,7 @@ Shapes: U (D, W) with W = K + oversample orthonormal columns, G (B, D) samples.
 import torch
 from torch import Tensor
 
-from dome.linalg import (
-    LONG_MEAN,
-    Products,
-    coefficients,
-    compute_dtype,
-    gram,
-    products,
-    project_out,
-)
+from dome.linalg import LONG_MEAN, Products, coefficients, compute_dtype, gram
 from dome.orthonormal import orthogonality_limit, orthonormalize_
 from dome.tall import Tall
 from dome.trackers.protocol import Update
@@ -54,6 +46,7 @@ class Basis:
             raise ValueError(f"oversample must not be negative, got {oversample}")
         if dtype not in STORAGE:
             raise ValueError(f"dtype must be one of {STORAGE}, got {dtype}")
+        self.dim = dim
         self.rank, self.oversample = rank, min(oversample, dim - rank)
         self.width = rank + self.oversample
         self.compute_dtype = compute_dtype(dtype)
@@ -85,7 +78,7 @@ class Basis:
 
     def see(self, G: Tensor, scale: float, *, pairwise: bool) -> Products:
         """What an update must know of the samples ``scale * G``."""
-        return products(self.U, G, pairwise=pairwise).scaled(scale)
+        return self._tall.products(G, pairwise=pairwise).scaled(scale)
 
     def recombine_(
         self,
@@ -93,10 +86,12 @@ class Basis:
         G: Tensor | None = None,
         M: Tensor | None = None,
         seen: Products | None = None,
+        *,
+        may_wait: bool = False,
     ) -> None:
         """U ← U P + Hᵀ M; P may be a diagonal (W,)."""
         centered = seen is not None and seen.mean_is_long(LONG_MEAN)
-        self._tall.recombine_(P, G, M, centered=centered)
+        self._tall.recombine_(P, G, M, centered=centered, may_wait=may_wait)
 
     def _removed(self, c: Tensor) -> Tensor:
         """Of coordinates in U, those along the directions that are removed."""
@@ -107,7 +102,7 @@ class Basis:
 
     def gram(self) -> Tensor:
         """Uᵀ U, shape (W, W)."""
-        return gram(self.U)
+        return gram(self._tall.settled())
 
     def orthonormalize_(
         self, update: int, empty: Tensor | None = None, num_columns: int | None = None
@@ -115,15 +110,16 @@ class Basis:
         """Make the first columns orthonormal, with random ones where ``empty``."""
         # Seeded by the update's number, so that a resumed run draws the same
         # directions.
-        generator = torch.Generator(self.U.device).manual_seed(self._seed + update)
-        error = orthonormalize_(self.U[:, :num_columns], generator, empty)
+        U = self._tall.settled()
+        generator = torch.Generator(U.device).manual_seed(self._seed + update)
+        error = orthonormalize_(U[:, :num_columns], generator, empty)
         self.orthogonality_error = float(error)
 
     def check_orthogonality(self, update: int) -> None:
         """Measure |UᵀU − I| now and then, and mend what rounding did to it."""
         if update == 0 or update % self._check_every:
             return
-        C = gram(self.U)
+        C = self.gram()
         # Zero columns, always the last ones, have not been reached by the data yet.
         present = int((C.diagonal() > 0).sum())
         if present == 0:
@@ -155,7 +151,7 @@ class Basis:
             if measured is None:
                 new = old @ P + (seen.K + seen.Hmu) @ M
             else:
-                new = scale * coefficients(self.U, measured)
+                new = scale * coefficients(self._tall.settled(), measured)
         new = new[:, : self.rank] if self._leading is None else new @ self._leading
         # Rows of directions that were not there yet are zero and do not count.
         num_old = (overlap.square().sum(dim=1) > 0).sum().clamp(min=1)
@@ -189,18 +185,15 @@ class Basis:
 
     def project_out(self, gradient: Tensor, strength: float) -> Tensor:
         """g − strength · U Uᵀ g, shape (D,)."""
-        if gradient.shape != self.U.shape[:1]:
+        if gradient.shape != (self.dim,):
             raise ValueError(
-                f"gradient must have shape ({len(self.U)},), "
-                f"got {tuple(gradient.shape)}"
+                f"gradient must have shape ({self.dim},), got {tuple(gradient.shape)}"
             )
-        return project_out(self.U, gradient, lambda c: strength * self._removed(c))
+        return self._tall.project_out(gradient, lambda c: strength * self._removed(c))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The matrix and what its upkeep depends on."""
-        state = {"basis": self.U, "seed": torch.tensor(self._seed)}
-        # Where U lies decides how it is aligned, and that how products are rounded.
-        state["is_low"] = torch.tensor(self._tall.is_low)
+        state = self._tall.state_dict() | {"seed": torch.tensor(self._seed)}
         state["orthogonality_error"] = torch.tensor(
             self.orthogonality_error, dtype=torch.float64
         )
@@ -211,7 +204,7 @@ class Basis:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take a state back; its shape and storage must be the same."""
-        there, here = state["basis"], self.U
+        there, here = state["basis"], self._tall.state_dict()["basis"]
         if there.shape != here.shape:
             raise ValueError(
                 f"the saved basis has shape {tuple(there.shape)}, this one "
@@ -222,8 +215,7 @@ class Basis:
                 f"the saved basis is {there.dtype}, this one {here.dtype}: choose the "
                 f"same storage, it cannot be resumed bit for bit otherwise"
             )
-        self._tall.is_low = bool(state["is_low"])
-        self.U.copy_(there)
+        self._tall.load_state_dict(state)
         self._seed = int(state["seed"])
         self.orthogonality_error = float(state["orthogonality_error"])
         for name in ("leading", "leading_eigenvalues"):

@@ -99,7 +99,7 @@ class StreamingPower:
         C += a * a * (V.T @ K @ V)
         inverse, empty, shaky = self._factor(C, G)
         P, M = s[:, None] * inverse, a * (V @ inverse)
-        self._tall.recombine_(P, G, scale * M, seen)
+        self._tall.recombine_(P, G, scale * M, seen, may_wait=not shaky)
         if shaky:
             self._tall.orthonormalize_(self._intake.num_updates, empty)
         measured = G if shaky else None
