@@ -5,9 +5,14 @@ from dome.paper.tasks.digits import digits
 
 def test_training_pixels_are_normalised():
     task = digits()
-    assert task.train_x.shape[1:] == (1, 8, 8)
+    assert task.train_x.shape[1:] == (1, 16, 16)
     torch.testing.assert_close(float(task.train_x.mean()), 0.0, atol=1e-5, rtol=0)
-    torch.testing.assert_close(float(task.train_x.std()), 1.0)
+    # Pixels in float32.
+    torch.testing.assert_close(float(task.train_x.std()), 1.0, atol=1e-5, rtol=0)
+
+
+def test_images_may_keep_their_size():
+    assert digits(size=8).train_x.shape[1:] == (1, 8, 8)
 
 
 def test_split_is_fixed_by_its_seed():

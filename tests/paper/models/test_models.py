@@ -1,0 +1,28 @@
+import pytest
+import torch
+
+from dome.paper.models import MODELS
+from dome.paper.tasks import load_task
+
+
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [("resnet8", "digits"), ("resnet18", "digits"), ("transformer", "made_text")],
+)
+def test_every_model_fits_its_task(model, task):
+    task = load_task(task, num_classes=3)
+    with torch.no_grad():
+        assert MODELS[model](task)(task.test_x[:2]).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "message"),
+    [
+        ("resnet8", "made_text", "'resnet8' takes images, task 'made_text' has texts"),
+        ("resnet18", "made_text", "choose model 'transformer'"),
+        ("transformer", "digits", "takes texts, task 'digits' has images"),
+    ],
+)
+def test_a_model_for_other_inputs_is_refused(model, task, message):
+    with pytest.raises(ValueError, match=message):
+        MODELS[model](load_task(task))
