@@ -5,73 +5,76 @@ every step, entries N(0, 1/M), and rate D/M. The recovered gradient is unbiased 
 covariance (‖g‖² I + g gᵀ)/M: the noise is that of the whole norm, in every direction.
 """
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
 
-from dome.linalg import row_blocks
+from dome.compression.format import Format, check_number_dtype, from_numbers, to_numbers
+from dome.compression.message import Message
+from dome.compression.noise import DEFAULT_SEED, Noise
+from dome.compression.rate import check_rate, num_sent
+from dome.compression.vector import check_shape, check_vector
 
-DEFAULT_SEED = 0x736B6574  # not 0: a user's own seed 0 must not give the same noise
-
-
-@dataclass(frozen=True, slots=True)
-class SketchMessage:
-    """What travels: M numbers, and the seed both sides draw R from.
-
-    Attributes:
-        values: z = R g, shape (M,).
-        dim: Length D of the gradient.
-        seed: Seed of R.
-    """
-
-    values: Tensor
-    dim: int
-    seed: int
-
-    @property
-    def num_bits(self) -> int:
-        """Size of the message: the numbers and a 64-bit seed."""
-        return self.values.numel() * self.values.element_size() * 8 + 64
+BLOCK_NUMBERS = 2**20  # of R that exist at a time
 
 
 class GaussianSketch:
     """Compresses a gradient to D/rate random projections and recovers it.
 
     Calling it is the round trip, g → Rᵀ R g, drawn exactly in distribution with O(D)
-    random numbers and without R. ``encode`` and ``decode`` form R block by block, O(D
-    M).
+    random numbers and without R: right where one process simulates compression.
+    ``encode`` and ``decode`` are for real workers. All of them draw the same R from
+    (seed, step), block by block and never stored, so messages of a step may be summed;
+    that takes D M random numbers on either side. ``HadamardSketch`` does the same in
+    O(D log D).
 
     Args:
         rate: D/M, between 1 and D. At rate 1 the sketch is noisy too: RᵀR is not I.
-        generator: Source of the noise, on the gradient's device. Without one, a
-            generator with a fixed seed is made at first use.
+        generator: Source of the noise of calls, on the gradient's device. Without one,
+            a generator with a fixed seed is made at first use.
+        seed: Of R; must be the same on all workers, as must the kind of device.
+        value_dtype: What numbers are sent in: torch.float32, float64 or bfloat16.
     """
 
+    is_linear = True
+    is_unbiased = True
+
     def __init__(
-        self, rate: float, *, generator: torch.Generator | None = None
+        self,
+        rate: float,
+        *,
+        generator: torch.Generator | None = None,
+        seed: int = DEFAULT_SEED,
+        value_dtype: torch.dtype = torch.float32,
     ) -> None:
-        if not (math.isfinite(rate) and rate >= 1):
-            raise ValueError(f"rate must be a number of at least 1, got {rate}")
-        self.rate = rate
+        check_rate(rate)
+        check_number_dtype(value_dtype)
+        self.rate, self.value_dtype = rate, value_dtype
         self._generator = generator
         self._is_default = generator is None
+        self._noise = Noise(seed)
+
+    def __repr__(self) -> str:
+        return f"GaussianSketch(rate={self.rate})"
 
     def sketch_size(self, dim: int) -> int:
         """M for a gradient of D numbers."""
-        if self.rate > dim:
-            raise ValueError(
-                f"rate must be at most the number of parameters {dim} (one number "
-                f"sent), got {self.rate}"
-            )
-        return max(1, round(dim / self.rate))
+        return num_sent(dim, self.rate)
+
+    def num_bits(self, dim: int) -> int:
+        """Size of the message of a vector of D numbers, header included."""
+        return self._format(torch.device("cpu")).num_bits(dim)
+
+    def variance(self, dim: int) -> float:
+        """ω = (D + 1)/M, with E‖C(g) − g‖² = ω ‖g‖²."""
+        return (dim + 1) / self.sketch_size(dim)
 
     @torch.no_grad()
     def __call__(self, gradient: Tensor) -> Tensor:
-        """A draw of Rᵀ R g for a gradient of shape (D,)."""
-        m = self.sketch_size(_length(gradient))
+        """A draw of Rᵀ R g for a gradient of shape (D,), which need not be finite."""
+        check_shape(gradient)
+        m = self.sketch_size(len(gradient))
         g, random = gradient, self._random(gradient.device)
         x = torch.randn(g.shape, generator=random, device=g.device, dtype=g.dtype)
         norm2 = g.dot(g)
@@ -84,39 +87,37 @@ class GaussianSketch:
         return (q - across * along) * g + across * x
 
     @torch.no_grad()
-    def encode(self, gradient: Tensor) -> SketchMessage:
-        """The message R g of a gradient of shape (D,)."""
-        m = self.sketch_size(_length(gradient))
-        random = self._random(gradient.device)
-        seed = int(torch.randint(2**62, (), generator=random, device=gradient.device))
-        values = gradient.new_zeros(m)
-        for rows, block in _projection_blocks(len(gradient), m, seed, gradient):
-            values += gradient[rows] @ block
-        return SketchMessage(values=values, dim=len(gradient), seed=seed)
+    def encode(self, vector: Tensor) -> Message:
+        """The message R g of a vector of shape (D,), at the next step."""
+        check_vector(vector)
+        step, m = self._noise.next_step(), self.sketch_size(len(vector))
+        z = vector.new_zeros(m)
+        for rows, block in self._blocks(len(vector), step, vector):
+            z += vector[rows] @ block
+        numbers = to_numbers(z, self.value_dtype)
+        return self._format(vector.device).write(vector, step, numbers)
 
     @torch.no_grad()
-    def decode(self, message: SketchMessage) -> Tensor:
-        """The gradient Rᵀ z recovered from a message, shape (D,)."""
-        m = self.sketch_size(message.dim)
-        if message.values.shape != (m,):
-            raise ValueError(
-                f"a sketch of {message.dim} numbers at rate {self.rate} has {m} "
-                f"values, this message has shape {tuple(message.values.shape)}"
-            )
-        gradient = message.values.new_zeros(message.dim)
-        blocks = _projection_blocks(message.dim, m, message.seed, message.values)
-        for rows, block in blocks:
-            gradient[rows] = block @ message.values
-        return gradient
+    def decode(self, message: Message) -> Tensor:
+        """The vector Rᵀ z recovered from a message, shape (D,)."""
+        header = self._format(message.payload.device).read(message)
+        z = from_numbers(message.body, self.value_dtype, header.dtype)
+        vector = z.new_empty(header.dim)
+        for rows, block in self._blocks(header.dim, header.step, z):
+            vector[rows] = block @ z
+        return vector
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The generator's state, so that a resumed run draws the same noise."""
-        if self._generator is None:
-            return {}
-        return {"generator": self._generator.get_state()}
+        """The next step and the generator's state, to draw the same noise again."""
+        state = self._noise.state_dict()
+        if self._generator is not None:
+            state["generator"] = self._generator.get_state()
+        return state
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on with the noise of a saved state; one from before any use starts it."""
+        # States from before messages were counted have no step.
+        self._noise.load_state_dict({"step": torch.tensor(0), **state})
         if "generator" not in state and self._is_default:
             self._generator = None
         if "generator" in state:
@@ -129,24 +130,32 @@ class GaussianSketch:
             self._generator = torch.Generator(device).manual_seed(DEFAULT_SEED)
         return self._generator
 
+    def _format(self, device: torch.device) -> Format:
+        settings = {
+            "rate": self.rate,
+            "seed": self._noise.seed,
+            "value_dtype": self.value_dtype,
+            "device": device.type,  # generators of other kinds draw another R
+        }
+        return Format("GaussianSketch", settings, self._body_bytes, self.value_dtype)
 
-def _length(gradient: Tensor) -> int:
-    if gradient.dim() != 1:
-        raise ValueError(f"a gradient is a vector (D,), got {tuple(gradient.shape)}")
-    return len(gradient)
+    def _body_bytes(self, dim: int) -> int:
+        return self.sketch_size(dim) * self.value_dtype.itemsize
 
-
-def _projection_blocks(
-    dim: int, size: int, seed: int, like: Tensor
-) -> Iterator[tuple[slice, Tensor]]:
-    """Rᵀ, a block of its D rows at a time, the same for the same seed."""
-    random = torch.Generator(like.device).manual_seed(seed)
-    for rows in row_blocks(dim):
-        block = torch.randn(
-            rows.stop - rows.start,
-            size,
-            generator=random,
-            device=like.device,
-            dtype=like.dtype,
-        )
-        yield rows, block / size**0.5
+    def _blocks(
+        self, dim: int, step: int, like: Tensor
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Rᵀ of a step, a block of its D rows at a time."""
+        random = self._noise.generator(step, like.device)
+        m = self.sketch_size(dim)
+        num_rows = max(1, BLOCK_NUMBERS // m)
+        for start in range(0, dim, num_rows):
+            rows = slice(start, min(start + num_rows, dim))
+            block = torch.randn(
+                rows.stop - rows.start,
+                m,
+                generator=random,
+                device=like.device,
+                dtype=like.dtype,
+            )
+            yield rows, block.mul_(m**-0.5)

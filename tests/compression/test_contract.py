@@ -1,0 +1,308 @@
+import io
+
+import pytest
+import torch
+from compressors import COMPRESSORS, named
+from safetensors.torch import load, save
+from torch import nn
+
+import dome
+from dome.compression import Message, sum_messages
+from dome.compression.message import HEADER_BYTES
+
+DIMS = (1, 2, 7, 64, 1000)
+DTYPES = (torch.float32, torch.float64)
+EVERY = pytest.mark.parametrize("name", COMPRESSORS)
+ALL_LINEAR = pytest.mark.parametrize("name", named(is_linear=True))
+NOT_LINEAR = pytest.mark.parametrize("name", named(is_linear=False))
+
+
+def vector(dim, rng, dtype=torch.float32):
+    return torch.randn(dim, generator=rng, dtype=dtype)
+
+
+@EVERY
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_message_is_bytes_of_the_stated_size_and_comes_back(name, dim, dtype, rng):
+    compressor = COMPRESSORS[name](dim)
+    first = compressor.encode(vector(dim, rng, dtype))
+    second = compressor.encode(1e-3 * vector(dim, rng, dtype))
+    assert first.payload.dtype == torch.uint8
+    assert first.payload.shape == second.payload.shape
+    assert first.num_bits == 8 * len(first.payload) == compressor.num_bits(dim)
+    recovered = compressor.decode(first)
+    assert recovered.shape == (dim,)
+    assert recovered.dtype == dtype
+    assert recovered.isfinite().all()
+
+
+@EVERY
+def test_calling_is_the_round_trip(name, rng):
+    g = vector(100, rng)
+    one, other = COMPRESSORS[name](100), COMPRESSORS[name](100)
+    for _ in range(3):
+        called = one(g)
+        if "gaussian" not in name:  # simulated when called, in distribution
+            assert torch.equal(called, other.decode(other.encode(g)))
+    assert called.dtype == g.dtype
+
+
+@EVERY
+def test_decoding_depends_on_the_message_alone(name, rng):
+    g = vector(100, rng)
+    compressor = COMPRESSORS[name](100)
+    messages = [compressor.encode(g) for _ in range(3)]
+    fresh = COMPRESSORS[name](100)
+    expected = [compressor.decode(m) for m in messages]
+    before = {k: v.clone() for k, v in compressor.state_dict().items()}
+    for message, vec in reversed(list(zip(messages, expected, strict=True))):
+        assert torch.equal(fresh.decode(message), vec)
+        assert torch.equal(compressor.decode(message), vec)
+    after = compressor.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in after)
+
+
+@EVERY
+def test_a_message_out_of_a_gathered_matrix_is_the_same(name, rng):
+    compressor = COMPRESSORS[name](77)
+    message = compressor.encode(vector(77, rng))
+    length = len(message.payload)
+    gathered = torch.zeros(3 * length + 1, dtype=torch.uint8)[1:].view(3, length)
+    gathered[1] = message.payload
+    recovered = compressor.decode(Message(gathered[1]))
+    assert torch.equal(recovered, compressor.decode(message))
+
+
+@EVERY
+@pytest.mark.parametrize("dim", DIMS)
+def test_zeros_stay_zeros(name, dim):
+    compressor = COMPRESSORS[name](dim)
+    for _ in range(2):
+        assert not compressor(torch.zeros(dim)).any()
+        assert not compressor.decode(compressor.encode(torch.zeros(dim))).any()
+
+
+@EVERY
+@pytest.mark.parametrize("size", [1e-30, 1e-15, 1e15, 1e30])
+def test_the_size_of_a_gradient_does_not_matter(name, size, rng):
+    g = vector(100, rng)
+    one, other = COMPRESSORS[name](100), COMPRESSORS[name](100)
+    for _ in range(2):
+        scaled = one.decode(one.encode(size * g))
+        expected = other.decode(other.encode(g))
+    # Rounding changes a few levels of the quantised ones where it meets a threshold.
+    differs = (scaled / size - expected).abs() > 1e-4 * expected.abs().max()
+    assert differs.sum() <= 1
+
+
+@EVERY
+def test_the_vector_is_left_as_it_is_and_may_be_a_stride_or_need_gradients(name, rng):
+    wide = vector(200, rng).requires_grad_()
+    g = wide[::2]
+    before = g.detach().clone()
+    message = COMPRESSORS[name](100).encode(g)
+    assert torch.equal(g, before)
+    assert torch.equal(COMPRESSORS[name](100).encode(before).payload, message.payload)
+    assert not COMPRESSORS[name](100)(g).requires_grad
+
+
+@EVERY
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_value_that_is_not_finite_is_named(name, value, rng):
+    g = vector(100, rng)
+    g[17] = float(value)
+    compressor = COMPRESSORS[name](100)
+    with pytest.raises(ValueError, match=rf"entry 17 of the gradient is {value} \(1 o"):
+        compressor.encode(g)
+    if "gaussian" not in name:  # when called, shows what it was given
+        with pytest.raises(ValueError, match="entry 17 of the gradient"):
+            compressor(g)
+
+
+@EVERY
+def test_large_finite_values_are_not_mistaken_for_infinite_ones(name):
+    g = torch.full((100,), 1e37)
+    assert g.sum().isinf()
+    assert COMPRESSORS[name](100).encode(g).header.dim == 100
+
+
+@EVERY
+def test_what_is_no_vector_of_floats_is_refused(name):
+    compressor = COMPRESSORS[name](100)
+    with pytest.raises(ValueError, match=r"a vector \(D,\), got \(10, 10\)"):
+        compressor.encode(torch.zeros(10, 10))
+    with pytest.raises(ValueError, match="got an empty vector"):
+        compressor.encode(torch.zeros(0))
+    with pytest.raises(ValueError, match=r"float32 or float64, got torch.int64"):
+        compressor.encode(torch.zeros(100, dtype=torch.int64))
+
+
+@EVERY
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_message_cut_off_or_too_long_is_refused(name, change, rng):
+    compressor = COMPRESSORS[name](100)
+    payload = compressor.encode(vector(100, rng)).payload
+    payload = payload[:-1] if change < 0 else torch.cat([payload, payload[:1]])
+    with pytest.raises(ValueError, match=r"has a body of .* bytes, this one has"):
+        compressor.decode(Message(payload))
+
+
+@EVERY
+def test_every_damaged_header_is_refused(name, rng):
+    compressor = COMPRESSORS[name](100)
+    payload = compressor.encode(vector(100, rng)).payload
+    step = range(16, HEADER_BYTES)  # another step is a message like any other
+    for index in set(range(HEADER_BYTES)) - set(step):
+        damaged = payload.clone()
+        damaged[index] ^= 0x5A
+        with pytest.raises(ValueError, match=r"."):
+            compressor.decode(Message(damaged))
+
+
+@EVERY
+def test_damaged_numbers_are_refused_or_decoded_but_never_crash(name, rng):
+    compressor = COMPRESSORS[name](100)
+    payload = compressor.encode(vector(100, rng)).payload
+    for _ in range(20):
+        noise = torch.empty_like(payload).random_(generator=rng)
+        noise[:HEADER_BYTES] = payload[:HEADER_BYTES]
+        try:
+            recovered = compressor.decode(Message(noise))
+        except ValueError:
+            continue
+        assert recovered.shape == (100,)
+
+
+@EVERY
+def test_messages_of_other_compressors_are_refused(name, rng):
+    compressor = COMPRESSORS[name](100)
+    for other, make in COMPRESSORS.items():
+        if other != name:
+            message = make(100).encode(vector(100, rng))
+            with pytest.raises(ValueError, match="the message was"):
+                compressor.decode(message)
+
+
+@EVERY
+def test_a_state_goes_on_bit_for_bit_through_torch_and_safetensors(name, rng):
+    g = [vector(100, rng) for _ in range(6)]
+    compressor = COMPRESSORS[name](100)
+    for x in g[:3]:
+        compressor(x)
+        compressor.encode(x)
+    state = compressor.state_dict()
+    expected = [compressor(x) for x in g[3:]] + [
+        compressor.encode(x).payload for x in g[3:]
+    ]
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    for loaded in (torch.load(file, weights_only=True), load(save(state))):
+        resumed = COMPRESSORS[name](100)
+        resumed.load_state_dict(loaded)
+        again = [resumed(x) for x in g[3:]] + [resumed.encode(x).payload for x in g[3:]]
+        assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
+
+
+@EVERY
+def test_a_state_from_before_any_use_starts_again(name, rng):
+    g = vector(100, rng)
+    compressor = COMPRESSORS[name](100)
+    start = compressor.state_dict()
+    first = [compressor(g), compressor.encode(g).payload]
+    compressor.load_state_dict(start)
+    assert torch.equal(compressor(g), first[0])
+    assert torch.equal(compressor.encode(g).payload, first[1])
+
+
+@EVERY
+def test_the_global_generator_is_neither_read_nor_advanced(name):
+    state = torch.random.get_rng_state()
+    g = torch.arange(100.0) - 40
+    first = COMPRESSORS[name](100)(g)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(COMPRESSORS[name](100)(g), first)
+
+
+@EVERY
+def test_it_stands_after_the_filter_and_resumes_with_it(name, rng):
+    data = [
+        (torch.randn(8, 6, generator=rng), torch.randint(3, (8,), generator=rng))
+        for _ in range(6)
+    ]
+
+    def start():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        after = COMPRESSORS[name](93) if "powersgd" not in name else power(model, name)
+        return model, optimizer, dome.attach(model, optimizer, rank=4, after=after)
+
+    def train(model, optimizer, batches):
+        for x, y in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    model, optimizer, grad_filter = start()
+    train(model, optimizer, data[:3])
+    weights = {k: v.clone() for k, v in model.state_dict().items()}
+    saved = load(save(grad_filter.state_dict()))
+    train(model, optimizer, data[3:])
+
+    resumed, optimizer, grad_filter = start()
+    resumed.load_state_dict(weights)
+    grad_filter.load_state_dict(saved)
+    train(resumed, optimizer, data[3:])
+    for a, b in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def power(model, name):
+    shapes = [p.shape for p in model.parameters()]
+    compressor = dome.compression.PowerSGD(shapes, rank=2)
+    return dome.compression.ErrorFeedback(compressor) if "feed" in name else compressor
+
+
+@ALL_LINEAR
+def test_the_sum_of_messages_is_the_message_of_the_sum(name, rng):
+    g = [vector(100, rng, torch.float64) for _ in range(3)]
+    workers = [COMPRESSORS[name](100) for _ in range(4)]
+    messages = [w.encode(x) for w, x in zip(workers, g, strict=False)]
+    total = sum_messages(messages)
+    assert total.num_bits == messages[0].num_bits
+    recovered = workers[0].decode(total)
+    expected = sum(workers[0].decode(m) for m in messages)
+    whole = workers[3].decode(workers[3].encode(sum(g)))
+    # Numbers travel as float32.
+    torch.testing.assert_close(recovered, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(recovered, whole, rtol=1e-5, atol=1e-5)
+
+
+@ALL_LINEAR
+def test_adding_in_place_to_the_numbers_of_a_message_changes_the_message(name, rng):
+    workers = [COMPRESSORS[name](100) for _ in range(2)]
+    messages = [w.encode(vector(100, rng)) for w in workers]
+    total = sum_messages(messages)
+    messages[0].numbers.add_(messages[1].numbers)
+    assert torch.equal(messages[0].payload, total.payload)
+
+
+@ALL_LINEAR
+def test_messages_of_other_steps_or_sketches_are_not_summed(name, rng):
+    compressor = COMPRESSORS[name](100)
+    first, second = (compressor.encode(vector(100, rng)) for _ in range(2))
+    with pytest.raises(ValueError, match=r"messages of steps 0 and 1 cannot be added"):
+        sum_messages([first, second])
+    shorter = COMPRESSORS[name](96).encode(vector(96, rng))
+    with pytest.raises(ValueError, match="different compressors, settings or dim"):
+        sum_messages([first, shorter])
+
+
+@NOT_LINEAR
+def test_messages_of_a_compressor_that_is_not_linear_cannot_be_summed(name, rng):
+    message = COMPRESSORS[name](100).encode(vector(100, rng))
+    with pytest.raises(ValueError, match="not linear cannot be added"):
+        sum_messages([message, message])
