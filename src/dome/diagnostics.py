@@ -50,7 +50,7 @@ def captured_fraction(captured: Tensor, total: Tensor) -> Tensor:
 
 
 def collect_stats(
-    trackers: Sequence[Tracker], step: int, kept_norm: Tensor | float, seconds: float
+    trackers: Sequence[Tracker], step: int, kept_norm: float, seconds: float
 ) -> FilterStats:
     """Put the records of all blocks together."""
     updates = [t.last_update for t in trackers if t.last_update is not None]
@@ -66,7 +66,7 @@ def collect_stats(
     return FilterStats(
         step=step,
         fraction=fraction,
-        kept_norm=float(kept_norm),
+        kept_norm=kept_norm,
         effective_rank=sum(t.effective_rank for t in trackers),
         drift=drift,
         skipped_updates=max(t.num_skipped for t in trackers),

@@ -19,7 +19,7 @@ from dome.blocks import make_trackers
 from dome.diagnostics import FilterStats, collect_stats
 from dome.layout import Layout
 from dome.samples import source_for
-from dome.trackers import Tracker
+from dome.trackers import StreamingPower, Tracker
 
 LOSS_REDUCTIONS = ("mean", "sum")
 
@@ -105,7 +105,7 @@ class GradientFilter:
         self._source = source_for(samples, model, self._layout, batch_dim=batch_dim)
         self._handles: list[RemovableHandle] = []
         self._num_steps = 0
-        self._kept_norm: Tensor | float = 1.0
+        self._norms: tuple[Tensor, Tensor] | None = None
         self._seconds = 0.0
 
     @torch.no_grad()
@@ -161,9 +161,9 @@ class GradientFilter:
     @property
     def stats(self) -> FilterStats:
         """What the last step did. Computed when asked for."""
-        return collect_stats(
-            self._trackers, self._num_steps, self._kept_norm, self._seconds
-        )
+        before, after = (1.0, 1.0) if self._norms is None else map(float, self._norms)
+        kept = after / before if before > 0 else 1.0
+        return collect_stats(self._trackers, self._num_steps, kept, self._seconds)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on bit for bit: a flat dictionary of tensors."""
@@ -225,10 +225,13 @@ class GradientFilter:
 
     def _filter(self, rows: Tensor | None) -> None:
         gradient = self._layout.gather()
-        filtered = self._filtered(gradient, rows)
         norm = torch.linalg.vector_norm(gradient)
-        kept = torch.linalg.vector_norm(filtered)
-        self._kept_norm = torch.where(norm > 0, kept / norm, torch.ones_like(norm))
+        strength = self._current_strength(gradient, norm)
+        self._update(rows)
+        filtered = gradient
+        if strength:
+            filtered = self._filtered(gradient, strength, self._known(rows, gradient))
+        self._norms = norm, torch.linalg.vector_norm(filtered) if strength else norm
         for stage in self._after:
             filtered = stage(filtered)
             if filtered.shape != gradient.shape:
@@ -239,28 +242,68 @@ class GradientFilter:
         if filtered is not gradient:
             self._layout.scatter_(filtered)
 
-    def _filtered(self, gradient: Tensor, rows: Tensor | None) -> Tensor:
-        """Turn the basis towards the captured rows, if any, then project."""
-        strength = self._current_strength(gradient)
-        scale = 1.0 if rows is None else self._sample_scale(len(rows))
-        filtered = gradient if strength == 0 else gradient.clone()
+    def _update(self, rows: Tensor | None) -> None:
+        """Turn the basis towards the captured rows, if there are any."""
+        if rows is None:
+            return
+        scale = self._sample_scale(len(rows))
         for columns, tracker in self._columns():
-            if rows is not None:
-                tracker.update(rows[:, columns], scale)
-            if strength != 0:
-                filtered[columns] = tracker.project_out(gradient[columns], strength)
+            tracker.update(rows[:, columns], scale)
+
+    def _known(self, rows: Tensor | None, gradient: Tensor) -> float | None:
+        """What the samples' mean is multiplied by to give the gradient, if it does.
+
+        It does as long as nobody clipped or changed ``.grad``. Then the update has
+        Uᵀ g already, which saves the filter one of two passes over U.
+        """
+        if rows is None or rows.dtype != gradient.dtype:
+            return None
+        difference = rows.sum(dim=0).sub_(gradient)
+        # Rounding of a sum of B rows in another order.
+        limit = 4 * torch.finfo(gradient.dtype).eps * torch.linalg.vector_norm(gradient)
+        if not bool(torch.linalg.vector_norm(difference) <= limit):
+            return None
+        return len(rows) / self._sample_scale(len(rows))
+
+    def _filtered(
+        self, gradient: Tensor, strength: float, known: float | None
+    ) -> Tensor:
+        if len(self._trackers) == 1 and self._blocks[0].dim == self._layout.dim:
+            return _project(self._trackers[0], gradient, strength, known)
+        filtered = gradient.clone()
+        for columns, tracker in self._columns():
+            filtered[columns] = _project(tracker, gradient[columns], strength, known)
         return filtered
 
-    def _current_strength(self, gradient: Tensor) -> float:
+    def _current_strength(self, gradient: Tensor, norm: Tensor) -> float:
         """How much of the removed part to remove at this step, 0 for only watching."""
         strength = self._strength
         if callable(strength):
             strength = strength(self._num_steps)
             _check_strength(strength)
         # A gradient that is not finite would spread to every parameter through U Uᵀ g:
-        # leave it where it is, for the user to see.
+        # leave it where it is, for the user to see. A norm may overflow by itself.
+        finite = bool(norm.isfinite()) or bool(gradient.isfinite().all())
         watching = self._num_steps < self._warmup
-        return 0.0 if watching or not bool(gradient.sum().isfinite()) else strength
+        return 0.0 if watching or not finite else strength
+
+
+def _project(
+    tracker: Tracker, gradient: Tensor, strength: float, known: float | None
+) -> Tensor:
+    """The gradient without its part in a tracker's span.
+
+    Args:
+        tracker: Whose basis it is.
+        gradient: g, shape (D,).
+        strength: How much of the part to remove.
+        known: If it is not None, g is this many times the mean of the newest samples.
+    """
+    if known is not None and isinstance(tracker, StreamingPower):
+        mean = tracker.mean_coordinates
+        if mean is not None:
+            return tracker.project_out(gradient, strength, coordinates=known * mean)
+    return tracker.project_out(gradient, strength)
 
 
 def _check_strength(strength: float) -> None:

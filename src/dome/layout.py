@@ -75,6 +75,7 @@ class Layout:
         self.parameters: tuple[nn.Parameter, ...] = tuple(p for _, p in named)
         self.slots: tuple[Slot, ...] = _slots(named)
         self.dim = self.slots[-1].stop
+        self._sizes = [slot.stop - slot.start for slot in self.slots]
         self.blocks = (
             _layers(self.slots) if kind == "layerwise" else (Block("all", 0, self.dim),)
         )
@@ -100,30 +101,35 @@ class Layout:
 
     def gather(self) -> Tensor:
         """The gradient in ``.grad`` as one vector (D,); a missing one is zero."""
-        pieces = []
-        for p, slot in zip(self.parameters, self.slots, strict=True):
-            gradient = torch.zeros_like(p) if p.grad is None else p.grad
-            self._check(gradient, slot)
-            pieces.append(gradient.detach().reshape(-1))
-        return torch.cat(pieces)
+        grads = [
+            torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
+        ]
+        for gradient, slot in zip(grads, self.slots, strict=True):
+            if gradient.is_sparse or gradient.device != self.device:
+                self._refuse(gradient, slot)
+        return torch.cat([gradient.detach().flatten() for gradient in grads])
 
-    def _check(self, gradient: Tensor, slot: Slot) -> None:
+    def _refuse(self, gradient: Tensor, slot: Slot) -> None:
         if gradient.is_sparse:
             raise RuntimeError(
                 f"the gradient of {slot.name!r} is sparse, and a basis is dense: make "
                 f"its embedding with sparse=False"
             )
-        if gradient.device != self.device:
-            raise RuntimeError(
-                f"the gradient of {slot.name!r} is on {gradient.device}, the basis on "
-                f"{self.device}: move the model first, then attach"
-            )
+        raise RuntimeError(
+            f"the gradient of {slot.name!r} is on {gradient.device}, the basis on "
+            f"{self.device}: move the model first, then attach"
+        )
 
     def scatter_(self, vector: Tensor) -> None:
         """Write a flat gradient (D,) into ``.grad``, where there is one."""
-        for p, slot in zip(self.parameters, self.slots, strict=True):
+        targets, pieces = [], []
+        for p, piece in zip(self.parameters, vector.split(self._sizes), strict=True):
             if p.grad is not None:
-                p.grad.copy_(vector[slot.start : slot.stop].view(slot.shape))
+                targets.append(p.grad)
+                pieces.append(piece.view(p.shape))
+        if targets:
+            # One call for all: a call a parameter costs more than what it copies.
+            torch._foreach_copy_(targets, pieces)
 
 
 def _slots(named: list[tuple[str, nn.Parameter]]) -> tuple[Slot, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 # What is converted or written at a time: beside U and the samples, only so much exists.
 BLOCK_ROWS = 4096
@@ -94,9 +95,23 @@ def coefficients(U: Tensor, samples: Tensor) -> Tensor:
     """G U, the coordinates of samples (B, D) in a basis (D, K): float64, (B, K)."""
     total = U.new_zeros(len(samples), U.shape[1], dtype=torch.float64)
     dtype = compute_dtype(U.dtype)
+    alone = len(samples) == 1 and U.device.type == "cpu"
+    multiply = _weighted_rows if alone else sum_of_products
     for rows in _readable_blocks(U, samples):
-        total += sum_of_products(samples[:, rows].to(dtype), U[rows].to(dtype))
+        total += multiply(samples[:, rows].to(dtype), U[rows].to(dtype))
     return total
+
+
+def _weighted_rows(weights: Tensor, U: Tensor) -> Tensor:
+    """The same as ``sum_of_products`` for one row of weights (1, D).
+
+    A product with a vector waits for memory on every row; the sums over bags of an
+    embedding fetch ahead, and take a half to a third of the time on a CPU.
+    """
+    index = torch.arange(len(U), dtype=torch.int32)
+    starts = torch.arange(0, len(U), PIECE_ROWS, dtype=torch.int32)
+    sums = embedding_bag(index, U, starts, mode="sum", per_sample_weights=weights[0])
+    return sums.sum(dim=0, keepdim=True, dtype=torch.float64)
 
 
 def subtract_combination(gradient: Tensor, U: Tensor, c: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ is multiplied out when no more rows may wait. That divides 2 D K² flops by the 
 of updates that waited together, for D P more numbers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -112,21 +112,22 @@ class Tall:
             return seen
         return replace(seen, V=seen.V @ self._Q, m=seen.m @ self._Q)
 
-    def project_out(self, gradient: Tensor, keep: Callable[[Tensor], Tensor]) -> Tensor:
-        """g − U keep(Uᵀ g) for a gradient of shape (D,).
+    def coordinates(self, gradient: Tensor) -> Tensor:
+        """Uᵀ g for a gradient of shape (D,): float64, (K,)."""
+        c = linalg.coefficients(self._stored(), gradient[None])[0]
+        if not self._num_waiting:
+            return c
+        W = self._waiting()
+        waiting = linalg.sum_of_products(gradient[None].to(W.dtype), W.T)[0]
+        return torch.cat([c, waiting]) @ self._Q
 
-        Two passes over U. Taking part in those of an update instead was measured to be
-        slower: thin products cost as much as the reading that would be saved.
-        """
+    def subtract(self, gradient: Tensor, c: Tensor) -> Tensor:
+        """g − U c for a gradient of shape (D,) and coordinates (K,)."""
         S, W = self._stored(), self._waiting()
-        c = linalg.coefficients(S, gradient[None])[0]
         if not len(W):
-            return linalg.subtract_combination(gradient, S, keep(c))
-        g = gradient.to(W.dtype)
-        c = torch.cat([c, linalg.sum_of_products(g[None], W.T)[0]])
-        a, b = (self._Q @ keep(c @ self._Q)).split([S.shape[1], len(W)])
-        filtered = linalg.subtract_combination(gradient, S, a)
-        return filtered.sub_(b.to(W.dtype) @ W)
+            return linalg.subtract_combination(gradient, S, c)
+        a, b = (self._Q @ c).split([S.shape[1], len(W)])
+        return linalg.subtract_combination(gradient, S, a).sub_(b.to(W.dtype) @ W)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What U is made of, and where it lies."""

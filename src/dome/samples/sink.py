@@ -53,7 +53,10 @@ class Sink:
 
     def wanted(self) -> bool:
         """Whether the backward pass that is running now needs the weight's gradient."""
-        return any(self._rows.computes(p) for p in self._sources)
+        for p in self._sources:
+            if self._rows.computes(p):
+                return True
+        return False
 
     def room(self, dtype: torch.dtype, zero: bool = False) -> Tensor | None:
         """Space (B, *weight) to write into, None if the rows must go through ``put``.
@@ -63,10 +66,11 @@ class Sink:
             zero: Clear the space first, to add to it; then it is offered for later
                 contributions too.
         """
-        if self._edge is not None or not self._recorded():
+        source = self._sources[0]
+        if self._edge is not None or not self._rows.records(source):
             return None
         group = self._rows.group(self._batch)
-        slot = self._rows.layout.slot_of[id(self._sources[0])]
+        slot = self._rows.layout.slot_of[id(source)]
         fresh = slot.start not in group.written
         if group.rows.dtype != dtype or not (fresh or zero):
             return None
@@ -76,21 +80,18 @@ class Sink:
 
     def put(self, grads: Tensor) -> None:
         """Store per-sample gradients (B, *weight) that ``room`` had no space for."""
-        sources = self._recorded()
+        # autograd.grad() alone fills no ``.grad``, and leaves no rows either.
+        sources = [p for p in self._sources if self._rows.records(p)]
         if not sources:
             return
         group, slot_of = self._rows.group(self._batch), self._rows.layout.slot_of
         if self._edge is None:
-            group.add(slot_of[id(self._sources[0])], grads)
+            group.add(slot_of[id(sources[0])], grads)
             return
         pulled = _pull_back(self._edge, sources, grads.to(self._dtype))
         for p, rows in zip(sources, pulled, strict=True):
             if rows is not None:
                 group.add(slot_of[id(p)], rows)
-
-    def _recorded(self) -> list[nn.Parameter]:
-        """The sources whose rows are kept: autograd.grad() alone fills no ``.grad``."""
-        return [p for p in self._sources if self._rows.records(p)]
 
 
 def _pull_back(

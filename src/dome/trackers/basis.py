@@ -51,6 +51,7 @@ class Basis:
         self.width = rank + self.oversample
         self.compute_dtype = compute_dtype(dtype)
         self._tall = Tall(dim, self.width, dtype, device)
+        self._beyond = torch.arange(self.width, device=device) >= rank
         self.orthogonality_error = 0.0
         self._seed = DEFAULT_SEED if generator is None else _draw_seed(generator)
         self._check_every = (
@@ -97,8 +98,7 @@ class Basis:
         """Of coordinates in U, those along the directions that are removed."""
         if self._leading is not None:
             return self._leading @ (self._leading.T @ c)
-        c[self.rank :] = 0
-        return c
+        return c if self.rank == self.width else c.masked_fill(self._beyond, 0.0)
 
     def gram(self) -> Tensor:
         """Uᵀ U, shape (W, W)."""
@@ -183,13 +183,17 @@ class Basis:
             return all_values[: self.rank].clone()
         return self._leading_eigenvalues.clone()
 
-    def project_out(self, gradient: Tensor, strength: float) -> Tensor:
-        """g − strength · U Uᵀ g, shape (D,)."""
+    def project_out(
+        self, gradient: Tensor, strength: float, coordinates: Tensor | None = None
+    ) -> Tensor:
+        """g − strength · U Uᵀ g, shape (D,); Uᵀ g (W,) is computed if not given."""
         if gradient.shape != (self.dim,):
             raise ValueError(
                 f"gradient must have shape ({self.dim},), got {tuple(gradient.shape)}"
             )
-        return self._tall.project_out(gradient, lambda c: strength * self._removed(c))
+        if coordinates is None:
+            coordinates = self._tall.coordinates(gradient)
+        return self._tall.subtract(gradient, strength * self._removed(coordinates))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The matrix and what its upkeep depends on."""

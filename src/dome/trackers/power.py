@@ -9,6 +9,9 @@ function of V and H Hᵀ alone; its Cholesky factor is R, its diagonal is λ², 
 overwritten in place by Y R⁻¹. Cost 4 D B K + 2 D K² + 2 D min(B², K² + B K) flops.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -60,7 +63,8 @@ class StreamingPower:
         # NᵀN where U = (data) + A N: how much of each column is owed to arbitrary
         # directions A, those of the random start and those that a deficient QR made up.
         self._arbitrary = torch.eye(width, dtype=torch.float64, device=device)
-        self.last_update: Update | None = None
+        self._record: Update | Callable[[], Update] | None = None
+        self._mean_coordinates: Tensor | None = None
 
     @torch.no_grad()
     def update(self, grads: Tensor, scale: float = 1.0) -> None:
@@ -69,6 +73,7 @@ class StreamingPower:
         A batch with a value that is not finite, or of one sample, is left out and
         counted.
         """
+        self._mean_coordinates = None
         if not self._intake.admits(grads):
             return
         B, width = len(grads), self._tall.width
@@ -84,7 +89,7 @@ class StreamingPower:
         s, a = past * self._norms, newest / B
         if seen.is_constant(grads.dtype):
             self._norms = s  # W = 0: no direction turns
-            self.last_update = self._tall.update_of(seen)
+            self._record = self._tall.update_of(seen)
             return
         step = self._step_from_products if pairwise else self._step_from_columns
         step(grads, scale, seen, s, a)
@@ -102,8 +107,11 @@ class StreamingPower:
         self._tall.recombine_(P, G, scale * M, seen, may_wait=not shaky)
         if shaky:
             self._tall.orthonormalize_(self._intake.num_updates, empty)
-        measured = G if shaky else None
-        self.last_update = self._tall.update_of(seen, P, M, measured, scale)
+            self._record = self._tall.update_of(seen, P, M, G, scale)
+        else:
+            # Small matrices are enough, and they are only multiplied if somebody asks.
+            self._record = partial(self._tall.update_of, seen, P, M)
+            self._mean_coordinates = seen.m @ P + seen.Hmu @ M
         self._account(P, empty)
 
     def _step_from_columns(
@@ -116,7 +124,7 @@ class StreamingPower:
         if shaky:
             self._tall.orthonormalize_(self._intake.num_updates, empty)
         P, M = s[:, None] * inverse, a * (seen.V @ inverse)
-        self.last_update = self._tall.update_of(seen, P, M, G, scale)
+        self._record = self._tall.update_of(seen, P, M, G, scale)
         self._account(P, empty)
 
     def _factor(self, C: Tensor, G: Tensor) -> tuple[Tensor, Tensor, bool]:
@@ -140,6 +148,13 @@ class StreamingPower:
         owed[empty, :] = 0
         owed[:, empty] = 0
         self._arbitrary = owed + torch.diag(empty.to(owed.dtype))
+
+    @property
+    def last_update(self) -> Update | None:
+        """What the newest update saw; None before the first."""
+        if callable(self._record):
+            self._record = self._record()
+        return self._record
 
     @property
     def basis(self) -> Tensor:
@@ -167,10 +182,27 @@ class StreamingPower:
         """Largest entry of |UᵀU − I| when it was last measured."""
         return self._tall.orthogonality_error
 
+    @property
+    def mean_coordinates(self) -> Tensor | None:
+        """Uᵀ μ for the mean μ of the newest samples, (K,); None if it is not known."""
+        return self._mean_coordinates
+
     @torch.no_grad()
-    def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:
-        """g − strength · U Uᵀ g for a gradient of shape (D,)."""
-        return self._tall.project_out(gradient, strength)
+    def project_out(
+        self,
+        gradient: Tensor,
+        strength: float = 1.0,
+        *,
+        coordinates: Tensor | None = None,
+    ) -> Tensor:
+        """g − strength · U Uᵀ g for a gradient of shape (D,).
+
+        Args:
+            gradient: g, shape (D,).
+            strength: How much of it to remove, in [0, 1].
+            coordinates: Uᵀ g where it is known, which saves a pass over U.
+        """
+        return self._tall.project_out(gradient, strength, coordinates)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on bit for bit, as tensors."""
@@ -183,4 +215,4 @@ class StreamingPower:
         self._intake.load_state_dict(state)
         self._norms = state["norms"].to(self._norms, copy=True)
         self._arbitrary = state["arbitrary"].to(self._arbitrary, copy=True)
-        self.last_update = None
+        self._record = self._mean_coordinates = None

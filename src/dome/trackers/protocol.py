@@ -24,7 +24,9 @@ class Update:
 class Tracker(Protocol):
     """Follows the leading eigenspace of the centred covariance of a stream."""
 
-    last_update: Update | None
+    @property
+    def last_update(self) -> Update | None:
+        """What the newest update saw; None before the first."""
 
     @property
     def num_skipped(self) -> int:

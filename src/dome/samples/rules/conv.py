@@ -6,6 +6,7 @@ product with the unfolded input (im2col) is used instead.
 """
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -197,12 +198,14 @@ def _weight_gradient(
     rows = delta.new_empty((len(x), *weight.shape)) if room is None else room
     unfold = _cheaper_unfolded(delta, x, weight, geometry)
     write = _write_unfolded if unfold else _write_grouped
-    places = delta[0, 0].numel() if unfold else len(weight)
+    places = prod(delta.shape[2:]) if unfold else len(weight)
     most = _UNFOLDED_AT_ONCE if unfold else _GROUPED_AT_ONCE
+    size = prod(weight.shape[1:]) * places
     total = None
-    for part in chunks(len(x), weight[0].numel() * places, most, _NUMBERS_AT_ONCE):
-        write(rows[part], delta[part], x[part], geometry)
-        some = rows[part].sum(0)
+    for part in chunks(len(x), size, most, _NUMBERS_AT_ONCE):
+        some_rows = rows[part]
+        write(some_rows, delta[part], x[part], geometry)
+        some = some_rows.sum(0)
         total = some if total is None else total.add_(some)
     if room is None:
         site.weight.put(site.axis.fold(rows))
@@ -220,8 +223,8 @@ def _cheaper_unfolded(
     """
     if geometry.groups > 1 or geometry.transposed:
         return False
-    point = weight[0, 0].numel() == 1
-    return point or x.shape[1] < _FEW_CHANNELS or 2 * delta[0, 0].numel() <= len(weight)
+    point, places = prod(weight.shape[2:]) == 1, prod(delta.shape[2:])
+    return point or x.shape[1] < _FEW_CHANNELS or 2 * places <= len(weight)
 
 
 def _write_grouped(out: Tensor, delta: Tensor, x: Tensor, geometry: Geometry) -> None:

@@ -153,9 +153,10 @@ class _GroupNorm(Function):
         joined = (t.reshape(1, num * channels, places) for t in (delta.contiguous(), x))
         stats = (t.view(1, -1) for t in (mean, rstd))
         sizes = (1, num * channels, places, num * groups)
-        masks = [ctx.needs_input_grad[0], *ctx.needs_input_grad[1:3]]
+        masks = list(ctx.needs_input_grad[:3])
+        weights = weight.expand(num, channels).reshape(-1)
         dx, dw, db = torch.ops.aten.native_group_norm_backward(
-            *joined, *stats, weight.repeat(num), *sizes, masks
+            *joined, *stats, weights, *sizes, masks
         )
         dx = dx.view(x.shape) if masks[0] else None
         wanted = (masks[1] and site.wants_weight(), masks[2] and site.wants_bias())
