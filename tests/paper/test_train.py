@@ -1,19 +1,20 @@
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+from dome.paper import arms, train
+from dome.paper.run import Run
 from dome.paper.tasks.task import Task
-from dome.paper.train import Run, train
+from dome.paper.train import compute_run, evaluate, trained_model
 
-RUN = Run(seed=1, rank=None, rate=None, epochs=2, batch_size=8)
-ROW_COLUMNS = {
-    *("seed", "arm", "rate", "epoch", "train_loss", "test_accuracy", "test_loss"),
+RUN = Run(task="noise", model="recorder", seed=1, epochs=2, batch_size=8)
+MEASURED = {
+    *("arm", "epoch", "train_loss", "test_loss", "test_accuracy", "test_macro_f1"),
     *("kept_norm", "fraction", "seconds"),
 }
-SGD = partial(torch.optim.SGD, lr=0.1)
+NUM_STEPS = 2 * (36 // 8)
 
 
 class Recorder(nn.Module):
@@ -31,44 +32,53 @@ class Recorder(nn.Module):
         return self.linear(x)
 
 
-@pytest.fixture
-def task():
+@pytest.fixture(autouse=True)
+def task(monkeypatch):
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(44, 5, generator=rng), torch.randint(3, (44,), generator=rng)
-    return Task("noise", x[:36], y[:36], x[36:], y[36:], num_classes=3)
+    task = Task("noise", x[:36], y[:36], x[36:], y[36:], num_classes=3)
+    monkeypatch.setattr(train, "load_task", lambda name, **_: task)
+    monkeypatch.setitem(train.TASKS, "noise", None)
+    monkeypatch.setitem(train.MODELS, "recorder", lambda _: Recorder())
+    return task
 
 
-def record(task, run):
+def record(run, monkeypatch):
     models = []
 
-    def make_model():
+    def make(_):
         models.append(Recorder())
         return models[-1]
 
-    rows = list(train(task, make_model, SGD, run))
-    return models[0], rows
+    monkeypatch.setitem(train.MODELS, "recorder", make)
+    return models[0] if list(compute_run(run)) else None
 
 
-def without_seconds(rows):
+def rows_of(run):
+    rows = list(compute_run(run))
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
 @pytest.mark.parametrize("rank", [None, 2])
-def test_yields_a_flat_row_an_epoch(task, rank):
-    _, rows = record(task, replace(RUN, rank=rank))
+def test_yields_a_row_an_epoch_that_describes_its_run(rank):
+    run = replace(RUN, rank=rank)
+    rows = list(compute_run(run))
     assert [row["epoch"] for row in rows] == [1, 2]
-    assert all(row.keys() == ROW_COLUMNS for row in rows)
+    assert all(row.keys() == run.columns().keys() | MEASURED for row in rows)
+    assert all(row.items() >= run.columns().items() for row in rows)
 
 
-def test_both_arms_share_initial_weights_and_sample_order(task):
-    plain, _ = record(task, replace(RUN, rate=3.0))
-    filtered, _ = record(task, replace(RUN, rate=3.0, rank=2))
-    assert torch.equal(plain.first_weights, filtered.first_weights)
-    assert len(plain.batches) == len(filtered.batches) == 2 * (36 // 8)
-    assert all(map(torch.equal, plain.batches, filtered.batches))
+@pytest.mark.parametrize("removes", ["nothing", "span", "rest", "uncoded"])
+def test_arms_share_initial_weights_and_sample_order(removes, monkeypatch):
+    plain = record(replace(RUN, rate=3.0), monkeypatch)
+    other = record(replace(RUN, rate=3.0, rank=2, removes=removes), monkeypatch)
+    assert torch.equal(plain.first_weights, other.first_weights)
+    assert len(plain.batches) == len(other.batches) == NUM_STEPS
+    assert all(map(torch.equal, plain.batches, other.batches))
 
 
-def test_both_arms_share_the_sketch_noise(task, monkeypatch):
+@pytest.mark.parametrize("removes", ["nothing", "span", "rest", "uncoded"])
+def test_arms_share_the_sketch_noise(removes, monkeypatch):
     drawn = []
 
     def spy(rate, *, generator):
@@ -78,53 +88,109 @@ def test_both_arms_share_the_sketch_noise(task, monkeypatch):
 
         return sketch
 
-    monkeypatch.setattr("dome.paper.train.GaussianSketch", spy)
-    record(task, replace(RUN, rate=3.0))
-    record(task, replace(RUN, rate=3.0, rank=2))
-    num_steps = 2 * (36 // 8)
-    assert len(drawn) == 2 * num_steps
-    assert all(map(torch.equal, drawn[:num_steps], drawn[num_steps:]))
+    monkeypatch.setattr(arms, "GaussianSketch", spy)
+    rows_of(replace(RUN, rate=3.0))
+    rows_of(replace(RUN, rate=3.0, rank=2, removes=removes))
+    assert len(drawn) == 2 * NUM_STEPS
+    assert all(map(torch.equal, drawn[:NUM_STEPS], drawn[NUM_STEPS:]))
 
 
-def test_runs_without_filter_remove_nothing(task):
-    _, rows = record(task, RUN)
-    assert all(row["kept_norm"] == 1 and row["fraction"] is None for row in rows)
-
-
-def test_filter_of_full_rank_leaves_nothing(task):
-    _, rows = record(task, replace(RUN, rank=18))
-    # From the third update on the samples have spanned all 18 directions.
-    assert rows[-1]["kept_norm"] < 1e-3
-
-
-def test_a_run_repeats_itself_exactly(task):
+def test_a_run_repeats_itself_exactly():
     run = replace(RUN, rank=2, rate=3.0)
-    first, second = record(task, run)[1], record(task, run)[1]
-    assert without_seconds(first) == without_seconds(second)
+    assert rows_of(run) == rows_of(run)
 
 
-def test_seeds_differ(task):
-    one, other = record(task, RUN)[1], record(task, replace(RUN, seed=2))[1]
+def test_seeds_differ():
+    one, other = rows_of(RUN), rows_of(replace(RUN, seed=2))
     assert one[-1]["train_loss"] != other[-1]["train_loss"]
 
 
-def test_compression_changes_the_steps(task):
-    one, other = record(task, RUN)[1], record(task, replace(RUN, rate=9.0))[1]
-    assert one[-1]["train_loss"] != other[-1]["train_loss"]
+def test_optimizers_differ():
+    one, other = rows_of(RUN), rows_of(replace(RUN, optimizer="adam"))
+    third = rows_of(replace(RUN, momentum=0.9))
+    assert len({rows[-1]["train_loss"] for rows in (one, other, third)}) == 3
 
 
-def test_the_global_generator_is_left_alone(task):
+def test_the_global_generator_is_left_alone():
     before = torch.random.get_rng_state()
-    record(task, replace(RUN, rank=2, rate=3.0))
+    rows_of(replace(RUN, rank=2, rate=3.0))
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_plain_training_learns_what_can_be_learned(task):
+def test_plain_training_learns_what_can_be_learned(task, monkeypatch):
     easy = replace(task, train_y=task.train_x[:, :3].argmax(dim=1))
-    _, rows = record(easy, replace(RUN, epochs=60))
+    monkeypatch.setattr(train, "load_task", lambda name, **_: easy)
+    rows = rows_of(replace(RUN, epochs=60))
     assert rows[-1]["train_loss"] < 0.5 * rows[0]["train_loss"]
 
 
-def test_a_batch_larger_than_the_task_is_refused(task):
+def test_train_loss_is_the_mean_over_the_batches_of_the_epoch(monkeypatch):
+    losses = []
+    original = train.cross_entropy
+
+    def recorded(output, y):
+        loss = original(output, y)
+        if loss.requires_grad:
+            losses.append(loss.item())
+        return loss
+
+    monkeypatch.setattr(train, "cross_entropy", recorded)
+    rows = rows_of(RUN)
+    for row, mine in zip(rows, (losses[:4], losses[4:]), strict=True):
+        assert row["train_loss"] == pytest.approx(sum(mine) / 4, abs=0)
+
+
+def test_a_batch_larger_than_the_task_is_refused():
     with pytest.raises(ValueError, match="batch_size 64 is more than the 36"):
-        record(task, replace(RUN, batch_size=64))
+        rows_of(replace(RUN, batch_size=64))
+
+
+def test_an_unknown_model_is_refused_with_the_nearest():
+    with pytest.raises(ValueError, match="no model 'resnet9', did you mean 'resnet"):
+        rows_of(replace(RUN, model="resnet9"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rank": 2},
+        {"rank": 2, "rate": 3.0},
+        {"rank": 2, "rate": 3.0, "tracker": "svd"},
+        {"rank": 2, "rate": 3.0, "removes": "rest"},
+        {"rank": 2, "rate": 3.0, "removes": "uncoded"},
+    ],
+)
+def test_a_run_that_diverges_goes_on_and_says_so(changes):
+    run = replace(RUN, lr=3e38, epochs=3, momentum=0.9, **changes)
+    rows = rows_of(run)
+    assert len(rows) == 3
+    assert rows[-1]["train_loss"] is None
+    assert rows[-1]["test_loss"] is None
+    assert 0 <= rows[-1]["test_accuracy"] <= 1
+    assert rows[-1]["fraction"] is None
+
+
+def test_trained_model_is_the_end_of_the_run(task):
+    run = replace(RUN, rank=2)
+    model, learned = trained_model(run)
+    assert learned is task
+    tested = evaluate(model, task.test_x, task.test_y)
+    assert rows_of(run)[-1].items() >= tested.items()
+
+
+def test_macro_f1_is_the_mean_over_classes():
+    model = nn.Linear(2, 2, bias=False)
+    nn.init.eye_(model.weight)
+    x = torch.tensor([[1.0, 0], [1, 0], [1, 0], [0, 1]])
+    y = torch.tensor([0, 0, 1, 1])
+    # Class 0: precision 2/3, recall 1. Class 1: precision 1, recall 1/2.
+    tested = evaluate(model, x, y)
+    assert tested["test_macro_f1"] == pytest.approx((4 / 5 + 2 / 3) / 2)
+    assert tested["test_accuracy"] == 0.75
+
+
+def test_progress_is_told_after_every_step():
+    told = []
+    list(compute_run(RUN, lambda *where: told.append(where)))
+    assert told == [(e, s, 4) for e in (1, 2) for s in (1, 2, 3, 4)]

@@ -1,7 +1,12 @@
 import multiprocessing
 import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
+import tiny_jobs
 
 from dome.paper.workers import WorkerError, available_cores, run_all
 
@@ -33,6 +38,49 @@ def test_leaving_early_ends_the_processes():
     next(events)
     events.close()
     assert multiprocessing.active_children() == []
+
+
+def test_a_job_that_does_not_fit_beside_others_waits_for_its_turn():
+    def fits(job, busy):
+        return not (job.startswith("long") and any(b.startswith("long") for b in busy))
+
+    jobs = ["long one", "long other", "short"]
+    events = run_all(tiny_jobs.wait_a_moment, jobs, 2, fits)
+    started = [job for job, result in events if result is not None]
+    assert started == ["short", "long one", "long other"]
+
+
+def test_a_message_for_users_is_passed_on_with_its_job_and_nothing_else():
+    with pytest.raises(WorkerError) as caught:
+        list(run_all(tiny_jobs.refuse, [3], num_workers=1))
+    assert str(caught.value) == "3: nothing is left of 3"
+
+
+def test_processes_end_when_this_one_is_killed():
+    code = (
+        "import tiny_jobs; from dome.paper.workers import run_all\n"
+        "for _, pid in run_all(tiny_jobs.process_id_and_wait, [1, 2], 2):\n"
+        "    print(pid, flush=True)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(tiny_jobs.__file__).parent)},
+    )
+    pids = [int(parent.stdout.readline()) for _ in range(2)]
+    parent.kill()
+    parent.communicate()
+    end = time.monotonic() + 20
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < end, "the processes live on"
+        time.sleep(0.05)
+
+
+def is_alive(pid):
+    command = ["ps", "-o", "stat=", "-p", str(pid)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return bool(done.stdout.strip()) and not done.stdout.strip().startswith("Z")
 
 
 def test_at_least_one_core_is_available():

@@ -3,8 +3,9 @@ import math
 import pytest
 
 from dome.paper.comparison import Arm, Comparison, compare
+from dome.paper.pictures import save_picture
 from dome.paper.statistics import Interval
-from dome.report.demo_figure import draw, headline, save
+from dome.report.demo_figure import draw, headline
 
 
 def comparison(gain):
@@ -48,7 +49,7 @@ def rows():
 
 def test_picture_is_written_whole_in_readme_size(tmp_path):
     path = tmp_path / "demo.png"
-    save(draw(rows(), compare(rows())), path)
+    save_picture(draw(rows(), compare(rows())), path)
     header = path.read_bytes()[:24]
     assert header[1:4] == b"PNG"
     assert int.from_bytes(header[16:20], "big") == 1600

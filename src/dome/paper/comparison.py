@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dome.paper.rows import Row
+from dome.paper.run import FILTERED, PLAIN
 from dome.paper.statistics import Interval, student_interval
-from dome.paper.train import FILTERED, PLAIN
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,21 +13,16 @@ about the same; the learning rate is the paper's.
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
-from torch.optim import Adam
+from dome.paper.device import device_name
+from dome.paper.jobs import Event, Job, compute_jobs
+from dome.paper.rows import Key, Row, mend, read_runs, record_session
+from dome.paper.run import Run
+from dome.paper.train import compute_run
 
-from dome.paper.models.resnet8 import resnet8
-from dome.paper.rows import Row, append_rows, dome_version, resume_rows
-from dome.paper.tasks.digits import digits
-from dome.paper.tasks.task import Task
-from dome.paper.train import RUN_KEY, Run, train
-from dome.paper.workers import available_cores, run_all
-
-LEARNING_RATE = 1e-3
-IMAGE_SIZE = 16
+NAME = "demo"
 ROWS_FILE = "rows.jsonl"
 
 
@@ -45,15 +40,19 @@ class Config:
 QUICK = Config(rank=4, seeds=2, epochs=1, batch_size=128)
 
 
-def planned_runs(config: Config) -> list[Run]:
+def runs(config: Config) -> list[Run]:
     """Every run, the longer filtered ones first so that all cores end together."""
     return [
         Run(
+            task="digits",
+            model="resnet8",
             seed=seed,
+            batch_size=config.batch_size,
+            epochs=config.epochs,
+            optimizer="adam",
+            lr=1e-3,
             rank=rank,
             rate=rate,
-            epochs=config.epochs,
-            batch_size=config.batch_size,
         )
         for rank, seed, rate in product(
             (config.rank, None), range(config.seeds), config.rates
@@ -61,39 +60,38 @@ def planned_runs(config: Config) -> list[Run]:
     ]
 
 
-def epoch_cost(run: Run) -> int:
-    """What an epoch costs against one without the filter, roughly: for time left."""
-    return 1 if run.rank is None else 3
-
-
-def compute_run(run: Run) -> Iterator[Row]:
-    """One run, a row an epoch."""
-    adam = partial(Adam, lr=LEARNING_RATE)
-    return train(_digits(), partial(resnet8, in_channels=1), adam, run)
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What there is and what is left to do.
 
     Attributes:
+        config: The settings.
         path: The file of rows.
-        rows: The rows of finished runs.
-        missing: The runs to compute.
-        discarded: Rows of other settings were found, and removed.
+        jobs: All the runs.
+        found: The rows of finished runs; ``compute`` adds to it.
     """
 
+    config: Config
     path: Path
-    rows: list[Row]
-    missing: list[Run]
-    discarded: bool
+    jobs: tuple[Job, ...]
+    found: dict[Key, list[Row]]
+
+    @property
+    def missing(self) -> list[Job]:
+        """The runs to compute."""
+        return [job for job in self.jobs if job.key not in self.found]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows of the runs that are there, no others'."""
+        return [row for job in self.jobs for row in self.found.get(job.key, [])]
 
 
 def prepare(config: Config, folder: Path, *, fresh: bool = False) -> Plan:
     """Make the folder ready, and find out which runs it already has.
 
     Args:
-        config: Settings; rows made with other ones are not used.
+        config: Settings; rows of other ones are left where they are.
         folder: Where the rows are kept; made if it is not there.
         fresh: Forget the rows that are there.
     """
@@ -101,32 +99,15 @@ def prepare(config: Config, folder: Path, *, fresh: bool = False) -> Plan:
     path = folder / ROWS_FILE
     if fresh:
         path.unlink(missing_ok=True)
-    settings = asdict(config) | {
-        "learning_rate": LEARNING_RATE,
-        "image_size": IMAGE_SIZE,
-        "dome": dome_version(),
-    }
-    found = resume_rows(path, settings, RUN_KEY, config.epochs)
-    done = {tuple(row[column] for column in RUN_KEY) for row in found or []}
-    missing = [r for r in planned_runs(config) if (r.seed, r.arm, r.rate) not in done]
-    return Plan(path, found or [], missing, discarded=found is None)
+    mend(path)
+    jobs = tuple(Job(NAME, run, compute_run) for run in runs(config))
+    return Plan(config, path, jobs, read_runs([path]))
 
 
-def compute(plan: Plan) -> Iterator[tuple[Run, Row | None]]:
-    """Compute the missing runs and store each when it is over.
-
-    Yields:
-        A run and its newest row; None in place of a row when the run is stored.
-    """
-    pending: dict[Run, list[Row]] = {run: [] for run in plan.missing}
-    for run, row in run_all(compute_run, plan.missing, available_cores()):
-        if row is None:
-            append_rows(plan.path, pending.pop(run))
-        else:
-            pending[run].append(row)
-        yield run, row
-
-
-@cache
-def _digits() -> Task:
-    return digits(size=IMAGE_SIZE)
+def compute(plan: Plan, num_workers: int) -> Iterator[Event]:
+    """Compute the missing runs and store each when it is over."""
+    record_session(plan.path, {"settings": asdict(plan.config)}, device_name())
+    for event in compute_jobs(plan.missing, {NAME: plan.path}, num_workers):
+        if event.stored:
+            plan.found[event.job.key] = list(event.stored)
+        yield event

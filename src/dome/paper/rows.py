@@ -1,68 +1,132 @@
 """Results on disk: flat rows in JSON lines, what made them in a ``.meta.json`` beside.
 
-A run's rows are appended in one write when the run is over, so a stopped job loses the
-runs under way and nothing else. Half a run, or half a line, is dropped on the way in.
+Every row carries all that its run depends on, so a file needs no index: a run that is
+wanted is either in it or not. A run's rows are appended in one write when the run is
+over, each with their number (``of``), so that a job killed at any moment loses the runs
+under way and nothing else. What a torn write leaves behind is cut off before more is
+appended.
 """
 
 import json
+import math
 import os
 import platform
 import subprocess
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
 from importlib.metadata import version
 from pathlib import Path
 
-Value = str | int | float | bool | None
+from dome.paper.run import Run, Value
+
 Row = dict[str, Value]
+Key = tuple[str, Run]  # what made the rows (a module's name), and of which run
+
+TRAINING = "train"
+NUM_ROWS, MADE_BY = "of", "made_by"  # the columns that are added to stored rows
 
 
 def read_rows(path: Path) -> list[Row]:
     """The whole rows of a file, in order; none if there is no file."""
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_bytes().splitlines(keepends=True)
     return [row for line in lines if (row := _parse(line)) is not None]
 
 
-def append_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Add rows in one write and wait until the disk has them."""
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    with path.open("a", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def resume_rows(
-    path: Path, settings: Row, key: Sequence[str], rows_per_run: int
-) -> list[Row] | None:
-    """Make a file ready to append to, and return the rows that are already good.
+def append_run(path: Path, rows: Sequence[Row], made_by: str = TRAINING) -> list[Row]:
+    """Add all rows of a run in one write, and wait until the disk has them.
 
     Args:
         path: The JSONL file; its folder exists.
-        settings: What the rows depend on. Rows made with other settings are removed.
-        key: The columns that name a run.
-        rows_per_run: How many rows a finished run has.
+        rows: All the rows of one run. NaN and infinity become null.
+        made_by: Sets apart rows of the same run that are of different kinds.
 
     Returns:
-        The rows of finished runs, or None if there were rows of other settings.
+        The rows as they were stored.
     """
-    meta = meta_path(path)
-    # Through JSON, because that is what the stored settings went through.
-    same = _stored_settings(meta) == json.loads(json.dumps(settings))
-    old = read_rows(path)
-    kept = _finished(old, key, rows_per_run) if same else []
-    write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
-    if not same:
-        facts = {"settings": settings, "made_with": provenance()}
-        write_text(meta, json.dumps(facts, indent=2) + "\n")
-    return None if old and not same else kept
+    about: Row = {MADE_BY: made_by, NUM_ROWS: len(rows)}
+    stored = [{k: _storable(v) for k, v in (row | about).items()} for row in rows]
+    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in stored)
+    # Unbuffered: one write call, never two of which the first is half a run.
+    with path.open("ab", buffering=0) as file:
+        file.write(text.encode())
+        os.fsync(file.fileno())
+    return stored
+
+
+def mend(path: Path) -> None:
+    """Cut off the end of a file if it is half a line or part of a run."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    rows = [_parse(line) for line in lines]
+    while rows and rows[-1] is None:
+        rows.pop()
+    end = sum(map(len, lines[: len(rows) - _num_torn(rows)]))
+    if end < len(content):
+        os.truncate(path, end)
+
+
+def finished_runs(rows: Sequence[Row]) -> dict[Key, list[Row]]:
+    """The runs of which every row is there; of a run stored twice, the first."""
+    found: dict[Key, list[Row]] = {}
+    start = 0
+    while start < len(rows):
+        key, number = key_of(rows[start]), _num_rows(rows[start])
+        block = rows[start : start + number]
+        whole = 0 < number == len(block) and _same_run(block)
+        if key is not None and whole:
+            found.setdefault(key, list(block))
+            start += number
+        else:
+            start += 1
+    return found
+
+
+def read_runs(paths: Iterable[Path]) -> dict[Key, list[Row]]:
+    """The finished runs of several files."""
+    found: dict[Key, list[Row]] = {}
+    for path in paths:
+        found = finished_runs(read_rows(path)) | found
+    return found
+
+
+def key_of(row: Row) -> Key | None:
+    """Which run a row is of; None if that cannot be told."""
+    given = {f.name: row[f.name] for f in fields(Run) if f.name in row}
+    needed = {f.name for f in fields(Run) if f.default is MISSING}
+    if not needed <= given.keys():
+        return None
+    try:
+        return str(row.get(MADE_BY, TRAINING)), Run(**given)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # a value that no run can have
+        return None
 
 
 def meta_path(path: Path) -> Path:
     """Where the settings and the provenance of a row file are."""
     return path.with_suffix(".meta.json")
+
+
+def record_session(
+    path: Path, facts: Mapping[str, object], device: str | None = None
+) -> None:
+    """Note beside the rows what they are, and what is about to add to them.
+
+    Args:
+        path: The JSONL file.
+        facts: Settings, replacing those that are noted.
+        device: What computes the rows; None if none will be added.
+    """
+    meta = meta_path(path)
+    sessions = _sessions(meta)
+    newest = None if device is None else provenance(device)
+    if newest is not None and newest not in sessions:
+        sessions.append(newest)
+    noted = dict(facts) | {"made_with": sessions}
+    write_text(meta, json.dumps(noted, indent=2) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -72,51 +136,77 @@ def write_text(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def provenance() -> Row:
+def provenance(device: str = "cpu") -> Row:
     """Versions, commit and machine, as flat values."""
     return {
-        "dome": dome_version(),
+        "dome": version("dome-torch"),
         "commit": _commit(),
         "torch": version("torch"),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "device": "cpu",
+        "device": device,
         "cores": os.cpu_count(),
     }
 
 
-def dome_version() -> str:
-    """The version of this package."""
-    return version("dome-torch")
+def _num_torn(rows: Sequence[Row | None]) -> int:
+    """How many rows at the end are the beginning of a run that is not all there."""
+    alike: list[Row] = []
+    for row in reversed(rows):
+        if row is None or not _same_run([row, *alike[:1]]):
+            break
+        alike.append(row)
+    number = _num_rows(alike[0]) if alike else 0
+    return len(alike) % number if number else 0
 
 
-def _finished(rows: list[Row], key: Sequence[str], rows_per_run: int) -> list[Row]:
-    runs: dict[tuple[Value, ...], list[Row]] = defaultdict(list)
-    for row in rows:
-        runs[tuple(row[column] for column in key)].append(row)
-    return [row for run in runs.values() if len(run) == rows_per_run for row in run]
+def _same_run(rows: Sequence[Row]) -> bool:
+    return all(
+        key_of(row) == key_of(rows[0]) and row.get(NUM_ROWS) == rows[0].get(NUM_ROWS)
+        for row in rows
+    )
 
 
-def _stored_settings(meta: Path) -> object:
+def _num_rows(row: Row) -> int:
+    """How many rows the run of this one has; 0 where nobody noted it."""
+    number = row.get(NUM_ROWS)
+    return number if isinstance(number, int) else 0
+
+
+def _storable(value: Value) -> Value:
+    lost = isinstance(value, float) and not math.isfinite(value)
+    return None if lost else value
+
+
+def _sessions(meta: Path) -> list[object]:
     try:
         facts = json.loads(meta.read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    return facts.get("settings") if isinstance(facts, dict) else None
+        return []
+    sessions = facts.get("made_with") if isinstance(facts, dict) else None
+    return sessions if isinstance(sessions, list) else []
 
 
-def _parse(line: str) -> Row | None:
+def _parse(line: bytes) -> Row | None:
+    """A row, or None for a line that was being written when something stopped it."""
     try:
         row = json.loads(line)
-    except json.JSONDecodeError:  # the line that was being written when it stopped
+    except ValueError:
         return None
-    return row if isinstance(row, dict) else None
+    return row if line.endswith(b"\n") and isinstance(row, dict) else None
 
 
 def _commit() -> str | None:
-    """The commit of the source tree, None for an installed package."""
-    here = Path(__file__).parent
-    command = ["git", "-C", str(here), "rev-parse", "HEAD"]
+    """The commit of the source tree, and if it was changed; None if installed."""
+    here = str(Path(__file__).parent)
+    describe = [
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--exclude=*",
+        "--dirty=+changes",
+    ]
+    command = ["git", "-C", here, *describe]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

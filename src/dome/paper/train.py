@@ -1,154 +1,158 @@
 """The one training loop of the experiments.
 
 Two runs of one seed that differ in nothing but the filter have the same initial
-weights, the same order of samples and the same sketch noise: every stream of random
-numbers has a generator of its own, and the global generator is left as it was.
+weights, the same order of samples and the same sketch noise (``randomness.py``), and
+the global generator is left as it was.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from sklearn.metrics import f1_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
-import dome
-from dome.compression import GaussianSketch
-from dome.layout import Layout
+from dome.paper.arms import Arm
+from dome.paper.device import training_device
+from dome.paper.models import MODELS
+from dome.paper.randomness import INITIAL_WEIGHTS, SAMPLE_ORDER, generator
 from dome.paper.rows import Row
-from dome.paper.tasks.task import Task
+from dome.paper.run import Run, check_batch_size, check_name
+from dome.paper.tasks import TASKS, Task, load_task
 
-PLAIN, FILTERED = "plain", "filtered"
-RUN_KEY = ("seed", "arm", "rate")  # the columns that name a run
-_INIT, _ORDER, _SKETCH, _BASIS = range(4)  # the streams of random numbers of a seed
+EVALUATION_BATCH = 1024
 
-MakeModel = Callable[[], nn.Module]
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+Tell = Callable[[int, int, int], None]  # epoch, steps of it that are done, of how many
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """What sets one run apart.
+def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
+    """Train once and yield a row an epoch.
 
-    Attributes:
-        seed: Of initial weights, sample order, sketch noise and first basis.
-        rank: Directions the filter removes; None trains without the filter.
-        rate: How many times fewer numbers the sketch keeps; None does not compress.
-        epochs: Passes over the training samples; a short last batch is left out.
-        batch_size: Samples a step.
-    """
-
-    seed: int
-    rank: int | None
-    rate: float | None
-    epochs: int
-    batch_size: int
-
-    @property
-    def arm(self) -> str:
-        """Which side of the comparison the run is on."""
-        return PLAIN if self.rank is None else FILTERED
-
-
-def train(
-    task: Task, make_model: MakeModel, make_optimizer: MakeOptimizer, run: Run
-) -> Iterator[Row]:
-    """Train once and yield a row an epoch, loss and accuracy measured on all samples.
+    A run that diverges goes on to its last epoch; what is not a finite number then is
+    None in its rows.
 
     Args:
-        task: What to learn.
-        make_model: Builds the network; may draw from the global generator.
-        make_optimizer: Builds the optimizer for these parameters.
-        run: Seed, arm and length.
+        run: What to train, and how.
+        tell: Is told after every step how far the epoch is.
     """
-    model = _initial_model(make_model, run.seed)
-    optimizer = make_optimizer(model.parameters())
-    grad_filter = _prepare(model, optimizer, run)
-    order = _generator(run.seed, _ORDER)
-    for epoch in range(1, run.epochs + 1):
-        started = time.perf_counter()
-        losses, kept, fractions = [], [], []
-        for x, y in _batches(task, run.batch_size, order):
-            optimizer.zero_grad()
-            loss = cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-            if grad_filter is not None:
-                kept.append(float(grad_filter.stats.kept_norm))
-                fractions.append(float(grad_filter.stats.fraction))
-        seconds = time.perf_counter() - started
-        test_loss, test_accuracy = evaluate(model, task.test_x, task.test_y)
+    task, model = _start(run)
+    for epoch in _epochs(model, task, run, tell):
+        tested = evaluate(model, task.test_x, task.test_y)
         yield Row(
-            seed=run.seed,
-            arm=run.arm,
-            rate=run.rate,
-            epoch=epoch,
-            train_loss=_mean(losses),
-            test_accuracy=test_accuracy,
-            test_loss=test_loss,
-            kept_norm=_mean(kept) if kept else 1.0,
-            fraction=_mean(fractions) if fractions else None,
-            seconds=seconds,
+            **run.columns(),
+            epoch=epoch.number,
+            train_loss=epoch.train_loss,
+            **tested,
+            kept_norm=epoch.kept_norm,
+            fraction=epoch.fraction,
+            seconds=epoch.seconds,
         )
-    if grad_filter is not None:
-        grad_filter.detach()
+
+
+def trained_model(run: Run) -> tuple[nn.Module, Task]:
+    """The model at the end of a run, where it was trained, and what it learned."""
+    task, model = _start(run)
+    for _ in _epochs(model, task, run):
+        pass
+    return model, task
+
+
+def load_run_task(run: Run) -> Task:
+    """The samples of a run; too few for a batch are refused."""
+    check_name("task", run.task, list(TASKS))
+    task = load_task(
+        run.task,
+        num_train=run.num_train,
+        num_test=run.num_test,
+        num_classes=run.num_classes,
+    )
+    check_batch_size(run.batch_size, len(task.train_x), run.task)
+    return task
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
-    """Mean loss and share of right answers on samples x (N, ...), y (N,)."""
+def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Row:
+    """Loss, accuracy and macro-F1 on samples x (N, ...), y (N,)."""
+    device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    output = torch.cat([model(part) for part in x.split(1024)])
+    parts = [model(part.to(device)).cpu() for part in x.split(EVALUATION_BATCH)]
     model.train(was_training)
-    right = output.argmax(dim=1) == y
-    return float(cross_entropy(output, y)), float(right.double().mean())
+    output = torch.cat(parts)
+    answers = output.argmax(dim=1)
+    f1 = f1_score(y.numpy(), answers.numpy(), average="macro", zero_division=0)
+    return {
+        "test_loss": _finite(float(cross_entropy(output, y))),
+        "test_accuracy": float((answers == y).double().mean()),
+        "test_macro_f1": float(f1),
+    }
 
 
-def _prepare(
-    model: nn.Module, optimizer: Optimizer, run: Run
-) -> dome.GradientFilter | None:
-    """Put filter and sketch, as the run wants them, before every optimizer step."""
-    noise = _generator(run.seed, _SKETCH)
-    sketch = None if run.rate is None else GaussianSketch(run.rate, generator=noise)
-    if run.rank is not None:
-        after = () if sketch is None else (sketch,)
-        basis = _generator(run.seed, _BASIS)
-        return dome.attach(model, optimizer, run.rank, after=after, generator=basis)
-    if sketch is not None:
-        layout = Layout(model)
-        optimizer.register_step_pre_hook(
-            lambda *_: layout.scatter_(sketch(layout.gather()))
-        )
-    return None
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """Means over the steps of an epoch, and how long they took."""
+
+    number: int
+    train_loss: float | None
+    kept_norm: float | None
+    fraction: float | None
+    seconds: float
 
 
-def _initial_model(make_model: MakeModel, seed: int) -> nn.Module:
+def _start(run: Run) -> tuple[Task, nn.Module]:
+    check_name("model", run.model, list(MODELS))
+    task = load_run_task(run)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_generator(seed, _INIT).initial_seed())
-        return make_model()
+        torch.manual_seed(generator(run.seed, INITIAL_WEIGHTS).initial_seed())
+        model = MODELS[run.model](task)
+    return task, model.to(training_device())
 
 
-def _batches(
-    task: Task, batch_size: int, order: torch.Generator
-) -> Iterator[tuple[Tensor, Tensor]]:
-    num_steps = len(task.train_x) // batch_size
-    if num_steps == 0:
-        raise ValueError(
-            f"batch_size {batch_size} is more than the {len(task.train_x)} training "
-            f"samples of {task.name}: choose a smaller one"
-        )
-    shuffled = torch.randperm(len(task.train_x), generator=order)
-    for batch in shuffled[: num_steps * batch_size].split(batch_size):
-        yield task.train_x[batch], task.train_y[batch]
+def _epochs(
+    model: nn.Module, task: Task, run: Run, tell: Tell | None = None
+) -> Iterator[_Epoch]:
+    """Train the model in place, an epoch at a time."""
+    optimizer = _optimizer(model, run)
+    arm = Arm(model, optimizer, run)
+    order = generator(run.seed, SAMPLE_ORDER)
+    device = next(model.parameters()).device
+    num_steps = len(task.train_x) // run.batch_size
+    for number in range(1, run.epochs + 1):
+        started = time.perf_counter()
+        losses, kept, fractions = [], [], []
+        shuffled = torch.randperm(len(task.train_x), generator=order)
+        for step in range(num_steps):
+            batch = shuffled[step * run.batch_size : (step + 1) * run.batch_size]
+            x, y = task.train_x[batch].to(device), task.train_y[batch].to(device)
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            kept_norm, fraction = arm.step()
+            losses.append(loss.item())
+            kept.append(kept_norm)
+            fractions.append(fraction)
+            if tell is not None:
+                tell(number, step + 1, num_steps)
+        seconds = time.perf_counter() - started
+        yield _Epoch(number, _mean(losses), _mean(kept), _mean(fractions), seconds)
+    arm.detach()
 
 
-def _generator(seed: int, stream: int) -> torch.Generator:
-    return torch.Generator().manual_seed(1_000_003 * stream + seed)
+def _optimizer(model: nn.Module, run: Run) -> Optimizer:
+    if run.optimizer == "adam":
+        return Adam(model.parameters(), lr=run.lr)
+    return SGD(model.parameters(), lr=run.lr, momentum=run.momentum)
 
 
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are there; None if there is none, or it is not finite."""
+    there = [value for value in values if value is not None]
+    return _finite(sum(there) / len(there)) if there else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

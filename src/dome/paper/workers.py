@@ -9,7 +9,14 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -19,6 +26,9 @@ import torch
 
 Job = TypeVar("Job", bound=Hashable)
 Result = TypeVar("Result")
+
+# Errors whose message is meant for users, and needs no name of a class before it.
+_PLAIN_ERRORS = (OSError, RuntimeError, ValueError)
 
 
 class WorkerError(RuntimeError):
@@ -39,7 +49,10 @@ def available_cores() -> int:
 
 
 def run_all(
-    compute: Callable[[Job], Iterable[Result]], jobs: Sequence[Job], num_workers: int
+    compute: Callable[[Job], Iterable[Result]],
+    jobs: Sequence[Job],
+    num_workers: int,
+    fits: Callable[[Job, Collection[Job]], bool] = lambda *_: True,
 ) -> Iterator[tuple[Job, Result | None]]:
     """Yield every job's results as they come, and (job, None) when the job is over.
 
@@ -47,21 +60,32 @@ def run_all(
         compute: A module's own function, as it is looked up by name in the process.
         jobs: Started in this order; put the long ones first.
         num_workers: Number of processes.
+        fits: Whether a job may start beside those under way; one that does not is
+            passed over for now. Without others under way every job fits.
     """
-    waiting = list(reversed(jobs))
+    waiting = list(jobs)
     with _workers(compute, min(num_workers, len(jobs))) as idle:
         busy: dict[Any, Job] = {}
         while waiting or busy:
-            while idle and waiting:
+            while idle and (job := _next(waiting, busy.values(), fits)) is not None:
+                waiting.remove(job)
                 connection = idle.pop()
-                busy[connection] = waiting.pop()
-                _send(connection, busy[connection])
+                busy[connection] = job
+                _send(connection, job)
             for ready in wait(list(busy)):
                 result = _receive(ready, busy[ready])
                 yield busy[ready], result
                 if result is None:
                     del busy[ready]
                     idle.append(ready)
+
+
+def _next(
+    waiting: Sequence[Job],
+    busy: Collection[Job],
+    fits: Callable[[Job, Collection[Job]], bool],
+) -> Job | None:
+    return next((job for job in waiting if not busy or fits(job, busy)), None)
 
 
 def _send(connection: Any, job: object) -> None:  # noqa: ANN401 - see _receive
@@ -77,7 +101,7 @@ def _receive(connection: Any, job: object) -> Any:  # noqa: ANN401 - any job's r
     except (EOFError, ConnectionResetError):
         raise _ended(job) from None
     if isinstance(message, _Failure):
-        error = WorkerError(message.message)
+        error = WorkerError(f"{job}: {message.message}")
         error.add_note(message.details)
         raise error
     return message
@@ -129,11 +153,20 @@ def _interrupts_ignored() -> Iterator[None]:
 def _work(compute: Callable[[Any], Iterable[Any]], connection: Connection) -> None:
     """Body of a process: takes jobs, sends results, ends with the other side."""
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         while True:
             _work_once(compute, connection)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
+
+
+def _end_with_parent() -> None:
+    """Wait for the other side to be gone, killed or not, and stop in mid-job."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _work_once(compute: Callable[[Any], Iterable[Any]], connection: Connection) -> None:
@@ -144,7 +177,8 @@ def _work_once(compute: Callable[[Any], Iterable[Any]], connection: Connection) 
     except (BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:  # noqa: BLE001 - told to the parent, whatever it is
-        message = f"{type(error).__name__}: {error}"
+        kind = "" if isinstance(error, _PLAIN_ERRORS) else f"{type(error).__name__}: "
+        message = f"{kind}{error}"
         connection.send(_Failure(message, traceback.format_exc()))
     else:
         connection.send(None)

@@ -1,7 +1,6 @@
 """The demo's picture: accuracy and loss by epoch, and final accuracy by rate."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -9,7 +8,7 @@ from matplotlib.figure import Figure
 
 from dome.paper.comparison import Comparison, curve
 from dome.paper.rows import Row
-from dome.paper.train import FILTERED, PLAIN
+from dome.paper.run import FILTERED, PLAIN
 from dome.report.demo_text import ARM_NAMES, rate_name
 
 # Two of Okabe and Ito's colours, told apart with any colour vision, and two markers.
@@ -43,13 +42,6 @@ def draw(rows: Sequence[Row], comparisons: Sequence[Comparison]) -> Figure:
     figure.text(0.02, 0.885, _subtitle(rows), fontsize=15, color=GREY)
     figure.subplots_adjust(left=0.045, right=0.985, top=0.79, bottom=0.12, wspace=0.14)
     return figure
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write the PNG whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
 
 
 def headline(comparison: Comparison) -> str:

@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 
 from dome.paper.comparison import Comparison
+from dome.paper.run import FILTERED, PLAIN
 from dome.paper.statistics import Interval
-from dome.paper.train import FILTERED, PLAIN, Run
 
 ARM_NAMES = {PLAIN: "no filter", FILTERED: "with filter"}
 VERDICTS = {1: "was ahead", 0: "made no clear difference", -1: "was behind"}
@@ -18,12 +18,6 @@ VERDICTS = {1: "was ahead", 0: "made no clear difference", -1: "was behind"}
 def rate_name(rate: float | None) -> str:
     """A rate as it is printed."""
     return "none" if rate is None else f"{rate:,.0f}"
-
-
-def run_name(run: Run) -> str:
-    """A run as the progress bar shows it."""
-    rate = "no compression" if run.rate is None else f"rate {run.rate:,.0f}"
-    return f"{ARM_NAMES[run.arm]}, {rate}, seed {run.seed}"
 
 
 def table(comparisons: Sequence[Comparison]) -> Table:

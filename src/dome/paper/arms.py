@@ -1,0 +1,125 @@
+"""What a run does to the gradient between ``backward()`` and ``optimizer.step()``.
+
+Shapes: g (D,) the batch gradient, U (D, K) the tracked basis.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import dome
+from dome.compression import GaussianSketch
+from dome.layout import Layout
+from dome.paper.randomness import FIRST_BASIS, SKETCH_NOISE, generator
+from dome.paper.run import Run
+
+Sketch = Callable[[Tensor], Tensor]
+
+
+class Arm:
+    """Filter and sketch as a run wants them, before every step of the optimizer.
+
+    Args:
+        model: The model that is trained.
+        optimizer: Its optimizer.
+        run: What to track, what to remove, and how to compress.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, run: Run) -> None:
+        self._run, self._optimizer = run, optimizer
+        self._layout = Layout(model)
+        self._sketch = _sketch(run, self._layout.device)
+        self._filter: dome.GradientFilter | None = None
+        self._kept_norm: Tensor | None = None
+        self._num_skipped = 0
+        if run.rank is None:
+            if run.rate is not None:
+                optimizer.register_step_pre_hook(self._compress)
+        elif run.removes in _SENT:
+            self._filter = dome.GradientFilter(model, run.rank, **_options(run))
+            optimizer.register_step_pre_hook(self._send_by_hand)
+        else:
+            strength = 1.0 if run.removes == "span" else 0.0
+            after = () if run.rate is None else (self._sketch,)
+            self._filter = dome.attach(
+                model,
+                optimizer,
+                run.rank,
+                strength=strength,
+                after=after,
+                **_options(run),
+            )
+
+    def step(self) -> tuple[float | None, float | None]:
+        """Take the optimizer's step; tell how much of ‖g‖ goes on, and the fraction.
+
+        Returns:
+            The norm of what is compressed (or of what goes on, without compression)
+            over ‖g‖, and the captured fraction of this batch: None without a tracker,
+            or if this batch did not enter the basis.
+        """
+        with warnings.catch_warnings():
+            # A run that diverges says so in its rows.
+            warnings.filterwarnings("ignore", message="dome left a batch out")
+            self._optimizer.step()
+        if self._filter is None:
+            return 1.0, None
+        stats = self._filter.stats
+        kept = stats.kept_norm if self._kept_norm is None else float(self._kept_norm)
+        updated = (stats.step - 1) % self._run.update_every == 0
+        skipped, self._num_skipped = self._num_skipped, stats.skipped_updates
+        has_fraction = updated and stats.skipped_updates == skipped
+        return kept, stats.fraction if has_fraction else None
+
+    def detach(self) -> None:
+        """Take the filter off the model."""
+        if self._filter is not None:
+            self._filter.detach()
+
+    def _compress(self, *_: Any) -> None:  # noqa: ANN401 - what torch gives a hook
+        self._layout.scatter_(self._sketch(self._layout.gather()))
+
+    def _send_by_hand(self, *_: Any) -> None:  # noqa: ANN401 - what torch gives a hook
+        if self._filter is None:
+            raise RuntimeError("this arm has no filter")
+        gradient = self._layout.gather()
+        self._filter.step()
+        outside = self._layout.gather()
+        compressed, exact = _SENT[self._run.removes](gradient - outside, outside)
+        self._kept_norm = torch.linalg.vector_norm(compressed)
+        self._kept_norm /= torch.linalg.vector_norm(gradient)
+        self._layout.scatter_(self._sketch(compressed) + exact)
+
+
+def _rest_removed(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    return inside, torch.zeros_like(outside)
+
+
+def _span_uncoded(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    return outside, inside
+
+
+# From U Uᵀ g and g − U Uᵀ g: what goes through the sketch, and what is sent exactly.
+_SENT = {"rest": _rest_removed, "uncoded": _span_uncoded}
+
+
+def _sketch(run: Run, device: torch.device) -> Sketch:
+    if run.rate is None:
+        return lambda gradient: gradient
+    noise = generator(run.seed, SKETCH_NOISE, device)
+    return GaussianSketch(run.rate, generator=noise)
+
+
+def _options(run: Run) -> dict[str, Any]:
+    return {
+        "tracker": run.tracker,
+        "forget": run.forget,
+        "update_every": run.update_every,
+        "layout": run.layout,
+        "oversample": run.oversample,
+        "generator": generator(run.seed, FIRST_BASIS),
+    }

@@ -1,0 +1,19 @@
+# In a file of their own, because the processes that do jobs import them by name.
+import os
+import time
+
+
+def process_id_and_wait(job):
+    yield os.getpid()
+    while True:
+        time.sleep(0.1)
+
+
+def refuse(job):
+    yield from ()
+    raise ValueError(f"nothing is left of {job}")
+
+
+def wait_a_moment(job):
+    time.sleep(0.5 if job.startswith("long") else 0)
+    yield job
