@@ -60,15 +60,19 @@ def hadamard_matrix(order):
 
 
 def hadamard_sketch(signs, positions, count, used, length):
-    """The explicit (M, D) matrix √(N/M) S H E, zeros at the end of every block."""
+    """The explicit (M, D) matrix √(N/M) S H E.
+
+    Zeros are at the end of every block; positions count the first numbers of all
+    blocks, then the second ones.
+    """
     N, M, D = count * length, len(positions), len(signs)
     H = torch.block_diag(*[hadamard_matrix(length)] * count)
     E = torch.zeros(N, D, dtype=torch.float64)
     for i in range(D):
         E[i // used * length + i % used, i] = signs[i]
     S = torch.zeros(M, N, dtype=torch.float64)
-    for row, position in enumerate(positions):
-        S[row, position] = 1
+    for row, position in enumerate(positions.tolist()):
+        S[row, position % count * length + position // count] = 1
     return (N / M) ** 0.5 * S @ H @ E
 
 

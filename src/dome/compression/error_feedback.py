@@ -79,13 +79,13 @@ class ErrorFeedback:
     def decode(self, message: Message) -> Tensor:
         """The vector recovered from a message, shape (D,)."""
         recovered = self.compressor.decode(message.wrapped())
-        return recovered.mul_(self.scale(len(recovered)))
+        return recovered * self.scale(len(recovered))
 
     @torch.no_grad()
     def __call__(self, vector: Tensor) -> Tensor:
         """What arrives of a vector of shape (D,) and the memory."""
         carried = self.carried(vector)
-        recovered = self.compressor(carried).mul_(self.scale(len(carried)))
+        recovered = self.compressor(carried) * self.scale(len(carried))
         self.remember(carried - recovered)
         return recovered
 

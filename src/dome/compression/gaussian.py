@@ -71,11 +71,11 @@ class GaussianSketch:
         return (dim + 1) / self.sketch_size(dim)
 
     @torch.no_grad()
-    def __call__(self, gradient: Tensor) -> Tensor:
-        """A draw of Rᵀ R g for a gradient of shape (D,), which need not be finite."""
-        check_shape(gradient)
-        m = self.sketch_size(len(gradient))
-        g, random = gradient, self._random(gradient.device)
+    def __call__(self, vector: Tensor) -> Tensor:
+        """A draw of Rᵀ R g for a vector of shape (D,), which need not be finite."""
+        check_shape(vector)
+        m = self.sketch_size(len(vector))
+        g, random = vector, self._random(vector.device)
         x = torch.randn(g.shape, generator=random, device=g.device, dtype=g.dtype)
         norm2 = g.dot(g)
         # Given R g, the part of R orthogonal to g is still fresh: x made orthogonal to

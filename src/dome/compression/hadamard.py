@@ -1,7 +1,7 @@
 """A randomised Hadamard transform, subsampled: a linear sketch in O(D log D).
 
 Ailon & Chazelle, The fast Johnson-Lindenstrauss transform, 2009; Tropp, 2011. A
-gradient g (D,) is cut into equal blocks, each filled up with zeros to L ≤ 65,536
+gradient g (D,) is cut into equal blocks, each filled up with zeros to L ≤ 16,384
 numbers, N together. It is sent as z = √(N/M) S H E g with random signs E, the
 orthonormal Hadamard matrix H of every block, and S that takes M of the N numbers, every
 set equally likely; and recovered as √(N/M) E Hᵀ Sᵀ z. Unbiased, for one block with
@@ -25,7 +25,7 @@ from dome.compression.noise import DEFAULT_SEED, Noise, random_signs, random_sub
 from dome.compression.rate import check_rate, num_sent
 from dome.compression.vector import check_vector
 
-LONGEST = 2**16  # block: few passes, and within a cache
+LONGEST = 2**14  # block: long enough to spread, short enough that few zeros are added
 RADIX_BITS = 4  # factors of 16 × 16 were the fastest of 2² to 2⁸
 
 
@@ -80,8 +80,7 @@ class HadamardSketch:
         check_vector(vector)
         step, blocks = self._noise.next_step(), Blocks.of(len(vector))
         signs, positions, scale = self._draw(len(vector), step, vector)
-        spread = transform(blocks.fill(vector * signs))
-        z = scale * spread.flatten()[positions]
+        z = scale * transform(blocks.fill(vector * signs))[positions]
         return self._format.write(vector, step, to_numbers(z, self.value_dtype))
 
     @torch.no_grad()
@@ -92,7 +91,7 @@ class HadamardSketch:
         signs, positions, scale = self._draw(header.dim, header.step, z)
         blocks = Blocks.of(header.dim)
         spread = z.new_zeros(blocks.total).index_copy_(0, positions, z)
-        filled = transform(spread.view(-1, blocks.length))
+        filled = transform_back(spread, blocks.count)
         return blocks.cut(filled, header.dim) * signs.mul_(scale)
 
     def __call__(self, vector: Tensor) -> Tensor:
@@ -154,21 +153,29 @@ class Blocks:
 
 
 def transform(x: Tensor) -> Tensor:
-    """H x for every row of x (count, L), with H its own inverse."""
-    count, length = x.shape
-    remaining = length.bit_length() - 1
-    while remaining:
-        bits = min(RADIX_BITS, remaining)
-        # The lowest bits of the index are transformed and become its highest ones, so
-        # the next are at hand without a copy.
-        x = _hadamard(bits, x) @ x.reshape(-1, 1 << bits).T
-        remaining -= bits
-    return x.reshape(length, count).T
+    """H x for every row of x (count, L): all first numbers, all second ones, ..., (N,).
+
+    The lowest bits of the index are transformed and become its highest ones, so that
+    the next are at hand: one small product for every four bits, and no copies.
+    """
+    for H in _factors(x, x.shape[1]):
+        x = H @ x.reshape(-1, len(H)).T
+    return x.flatten()
 
 
-def _hadamard(bits: int, like: Tensor) -> Tensor:
-    """The orthonormal Hadamard matrix of order 2^bits."""
+def transform_back(y: Tensor, count: int) -> Tensor:
+    """The rows (count, L) that ``transform`` makes y (N,) of: the same, backwards."""
+    for H in reversed(_factors(y, len(y) // count)):
+        y = y.view(len(H), -1).T @ H
+    return y.view(count, -1)
+
+
+def _factors(like: Tensor, length: int) -> list[Tensor]:
+    """Orthonormal Hadamard matrices whose Kronecker product is that of order L."""
     H = like.new_ones(1, 1)
-    for _ in range(bits):
+    for _ in range(RADIX_BITS):
         H = torch.cat([torch.cat([H, H], dim=1), torch.cat([H, -H], dim=1)])
-    return H / (1 << bits) ** 0.5
+    whole, rest = divmod(length.bit_length() - 1, RADIX_BITS)
+    orders = [1 << RADIX_BITS] * whole + [1 << rest] * (rest > 0)
+    # Corners of a Hadamard matrix are those of lower order.
+    return [H[:order, :order] * order**-0.5 for order in orders]

@@ -13,18 +13,56 @@ from dome.bench.questions import portion
 from dome.bench.tables import TextTable, milliseconds, percent
 from dome.bench.timing import Pace, Variant, measure, ratios, seconds_of, spread
 from dome.bench.training import filtered_loop, updates_to_settle
-from dome.compression import GaussianSketch
+from dome.compression import (
+    QSGD,
+    Compressor,
+    ErrorFeedback,
+    GaussianSketch,
+    HadamardSketch,
+    PowerSGD,
+    RandomK,
+    SignSGD,
+    TernGrad,
+    TopK,
+)
 
 if TYPE_CHECKING:
     from dome.bench.questions import Tell
     from dome.bench.results import Row
 
 STEP = "filtered step"
-RATES = (1, 10, 100, 1000, None)  # None sends one number, rate d
+MESSAGES = ", messages"  # encode and decode, where calling is a simulation
 TARGET = 0.05
-# A compressor is made from its rate; a new one is a line here.
-COMPRESSORS: dict[str, Callable[[float], Callable[[Tensor], Tensor]]] = {
-    "GaussianSketch": GaussianSketch
+FLOAT32_BITS = 32
+
+Shapes = Sequence[torch.Size]
+
+
+def _dim(shapes: Shapes) -> int:
+    return sum(shape.numel() for shape in shapes)
+
+
+# A compressor is made from the parameters' shapes; a new one is a line here.
+COMPRESSORS: dict[str, Callable[[Shapes], Compressor]] = {
+    "GaussianSketch, rate 1": lambda _: GaussianSketch(1),
+    "GaussianSketch, rate 10": lambda _: GaussianSketch(10),
+    "GaussianSketch, rate 100": lambda _: GaussianSketch(100),
+    "GaussianSketch, rate 1000": lambda _: GaussianSketch(1000),
+    "GaussianSketch, rate d": lambda shapes: GaussianSketch(_dim(shapes)),
+    f"GaussianSketch, rate 1000{MESSAGES}": lambda _: GaussianSketch(1000),
+    "HadamardSketch, rate 10": lambda _: HadamardSketch(10),
+    "HadamardSketch, rate 1000": lambda _: HadamardSketch(1000),
+    "RandomK, rate 10": lambda _: RandomK(10),
+    "RandomK, rate 1000": lambda _: RandomK(1000),
+    "TopK, rate 10": lambda _: TopK(10),
+    "TopK, rate 1000": lambda _: TopK(1000),
+    "SignSGD": lambda _: SignSGD(),
+    "TernGrad": lambda _: TernGrad(),
+    "QSGD, 7 levels": lambda _: QSGD(7),
+    "QSGD, 127 levels": lambda _: QSGD(127),
+    "PowerSGD, rank 1": lambda shapes: PowerSGD(shapes, 1),
+    "PowerSGD, rank 4": lambda shapes: PowerSGD(shapes, 4),
+    "ErrorFeedback, TopK, rate 1000": lambda _: ErrorFeedback(TopK(1000)),
 }
 
 
@@ -57,7 +95,7 @@ def expected_seconds(config: Config) -> float:
 
 
 def compute(config: Config, tell: Tell) -> list[Row]:
-    """One row per batch size, compressor and rate."""
+    """One row per batch size and compressor."""
     rows: list[Row] = []
     for i, batch_size in enumerate(config.batch_sizes):
         told = portion(
@@ -67,45 +105,47 @@ def compute(config: Config, tell: Tell) -> list[Row]:
         gradient = torch.randn(loop.dim, generator=torch.Generator().manual_seed(0))
         warmup = updates_to_settle(batch_size, config.rank)
         step = Variant(STEP, loop.step, num_steps=2, num_warmup=warmup)
-        labels = {_label(k, r): (k, r) for k in COMPRESSORS for r in RATES}
-        rounds = measure(
-            [step, *(_variant(name, *of, gradient) for name, of in labels.items())],
-            config.pace,
-            told,
-        )
-        for label, (kind, rate) in labels.items():
-            share = spread(ratios(rounds, label, STEP))
+        shapes = [p.shape for p in loop.model.parameters()]
+        made = {name: make(shapes) for name, make in COMPRESSORS.items()}
+        variants = [_variant(name, made[name], gradient) for name in made]
+        rounds = measure([step, *variants], config.pace, told)
+        for name, compressor in made.items():
+            share = spread(ratios(rounds, name, STEP))
+            num_bits = compressor.num_bits(loop.dim)
             rows.append(
                 {
                     "batch_size": batch_size,
-                    "compressor": kind,
-                    "rate": loop.dim if rate is None else rate,
+                    "compressor": name,
+                    "num_bits": num_bits,
+                    "reduction": FLOAT32_BITS * loop.dim / num_bits,
                     "num_rounds": len(rounds),
-                    "median": spread(seconds_of(rounds, label)).median,
+                    "median": spread(seconds_of(rounds, name)).median,
                     "share": share.median,
                     "share_low": share.low,
                     "share_high": share.high,
                     "target": TARGET,
-                    "seconds": seconds_of(rounds, label),
+                    "seconds": seconds_of(rounds, name),
                 }
             )
     return rows
 
 
-def _label(kind: str, rate: float | None) -> str:
-    return f"{kind}, rate {'d' if rate is None else rate}"
+def _variant(name: str, compressor: Compressor, gradient: Tensor) -> Variant:
+    def send() -> Tensor:
+        return compressor.decode(compressor.encode(gradient))
 
+    def call() -> Tensor:
+        return compressor(gradient)
 
-def _variant(name: str, kind: str, rate: float | None, gradient: Tensor) -> Variant:
-    compress = COMPRESSORS[kind](len(gradient) if rate is None else rate)
-    return Variant(name, lambda: compress(gradient), num_steps=3)
+    return Variant(name, send if name.endswith(MESSAGES) else call, num_steps=3)
 
 
 def table(rows: list[Row]) -> TextTable:
-    """Compressors by rate: time, and share of a step."""
+    """Compressors: size of a message, time, and share of a step."""
     lines = [
         [
-            f"B = {row['batch_size']}: {row['compressor']}, rate {row['rate']:,}",
+            f"B = {row['batch_size']}: {row['compressor']}",
+            f"{row['reduction']:.3g}x",
             milliseconds(row["median"]),
             f"{percent(row['share'])} "
             f"({percent(row['share_low'])} - {percent(row['share_high'])})",
@@ -115,7 +155,10 @@ def table(rows: list[Row]) -> TextTable:
     ]
     return TextTable(
         "Cost of compressing and recovering a gradient",
-        ("", "time", "share of a filtered step", "at most"),
+        ("", "smaller", "time", "share of a filtered step", "at most"),
         lines,
-        ["Medians, quartiles in brackets. Shares are taken within a round."],
+        [
+            "Medians, quartiles in brackets. Shares are taken within a round. "
+            '"Smaller" is float32 over the whole message, header included.'
+        ],
     )
