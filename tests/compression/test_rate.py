@@ -42,3 +42,9 @@ def test_at_rate_one_everything_arrives(kind, rng):
     g = torch.randn(64, generator=rng)
     # The Hadamard transform and its inverse round.
     torch.testing.assert_close(kind(1.0)(g), g, rtol=1e-5, atol=1e-6)
+
+
+@KINDS
+def test_a_rate_of_10_and_of_10_point_0_are_the_same(kind, rng):
+    message = kind(10).encode(torch.randn(100, generator=rng))
+    assert kind(10.0).decode(message).shape == (100,)

@@ -132,7 +132,7 @@ class GaussianSketch:
 
     def _format(self, device: torch.device) -> Format:
         settings = {
-            "rate": self.rate,
+            "rate": float(self.rate),
             "seed": self._noise.seed,
             "value_dtype": self.value_dtype,
             "device": device.type,  # generators of other kinds draw another R

@@ -45,7 +45,7 @@ class RandomK:
         check_number_dtype(value_dtype)
         self.rate, self.value_dtype = rate, value_dtype
         self._noise = Noise(seed)
-        settings = {"rate": rate, "seed": seed, "value_dtype": value_dtype}
+        settings = {"rate": float(rate), "seed": seed, "value_dtype": value_dtype}
         self._format = Format("RandomK", settings, self._body_bytes, value_dtype)
 
     def __repr__(self) -> str:

@@ -47,7 +47,7 @@ class TopK:
         check_rate(rate)
         check_number_dtype(value_dtype)
         self.rate, self.value_dtype = rate, value_dtype
-        settings = {"rate": rate, "value_dtype": value_dtype}
+        settings = {"rate": float(rate), "value_dtype": value_dtype}
         self._format = Format("TopK", settings, self._body_bytes)
 
     def __repr__(self) -> str:
