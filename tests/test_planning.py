@@ -4,7 +4,6 @@ from models import small_classifier
 from torch import nn
 
 import dome
-from dome.linalg import BLOCK_ROWS
 from dome.planning import Choice, Plan, update_flops
 
 
@@ -14,7 +13,7 @@ def test_memory_is_basis_and_samples_and_little_else():
     floor = 4 * 1_000_000 * (50 + 20)
     full, half = plan.choices[:2]
     assert floor < full.memory < 1.25 * floor
-    assert full.memory - half.memory == 2 * (1_000_000 + BLOCK_ROWS) * 50
+    assert full.memory - half.memory == 2 * 1_000_000 * 50
     assert all(choice.seconds > 0 for choice in plan.choices)
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from dome.layout import Layout
 from dome.linalg import BLOCK_ROWS
+from dome.tall import waiting_rows
 from dome.trackers import StreamingPower
 
 CANDIDATES = (
@@ -131,13 +132,13 @@ def update_flops(dim: int, rank: int, batch_size: int) -> int:
 
 def _memory(dims: Sequence[int], rank: int, batch_size: int, itemsize: int) -> int:
     """Bytes of bases, samples, one block of rows, small matrices, gradient copies."""
-    # A basis is stored with one block of rows to spare.
-    rows = [dim + min(BLOCK_ROWS, dim) for dim in dims]
-    basis = sum(n * min(rank, d) for n, d in zip(rows, dims, strict=True)) * itemsize
+    basis = sum(dim * min(rank, dim) for dim in dims) * itemsize
     samples = sum(dims) * batch_size * 4
+    waiting = sum(dim * waiting_rows(min(rank, dim), batch_size) for dim in dims) * 4
+    waiting = waiting if itemsize >= 4 else 0  # 16-bit bases are multiplied out at once
     block = min(BLOCK_ROWS, max(dims)) * (min(rank, max(dims)) + batch_size) * 4
     small = sum(8 * min(rank, dim) ** 2 for dim in dims) + 3 * 8 * batch_size**2
-    return basis + samples + block + small + 3 * 4 * sum(dims)
+    return basis + samples + waiting + block + small + 3 * 4 * sum(dims)
 
 
 def _seconds_per_flop(layout: Layout, rank: int, batch_size: int) -> float:

@@ -1,11 +1,6 @@
-"""A tall matrix that is overwritten by combinations of its columns, without a copy.
+"""A tall matrix that is overwritten by combinations of its columns, block by block.
 
 Shapes: U (D, K), G (B, D) samples, H the same centred, P (K, K), M (B, K).
-
-The storage has one block of rows more than U. An update writes every block of the new U
-into the block that is free, next to where the old one lies, and leaves the old one's
-place free for the next: U moves by one block, forth and back. What is written is never
-read again in the same pass, so the product needs no room of its own.
 
 Where B is much smaller than K, most of an update's flops turn K columns for the sake of
 a few samples. Then U ← U P + Hᵀ M may wait: the centred samples are kept as rows W, and
@@ -16,7 +11,6 @@ is multiplied out when no more rows may wait. That divides 2 D K² flops by the 
 of updates that waited together, for D P more numbers.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -27,6 +21,11 @@ from dome.linalg import Products, compute_dtype
 
 TRIANGULAR_COLUMNS = 64  # from which the zero quarter of a triangular P is left out
 WAITING_SHARE = 0.14  # of the K + B rows that U and the samples are; may wait
+
+
+def waiting_rows(width: int, batch_size: int) -> int:
+    """How many rows may wait beside K columns when B come at a time; maybe none."""
+    return int(WAITING_SHARE * (width + batch_size)) // batch_size * batch_size
 
 
 class Tall:
@@ -46,25 +45,20 @@ class Tall:
         dtype: torch.dtype,
         device: torch.device | str | None,
     ) -> None:
-        self._block = min(linalg.BLOCK_ROWS, dim)
-        self._storage = torch.zeros(
-            dim + self._block, width, dtype=dtype, device=device
-        )
-        self._dim = dim
-        self._is_low = True
-        self._room = self._storage.new_empty(0, dim, dtype=compute_dtype(dtype))
+        self._stored = torch.zeros(dim, width, dtype=dtype, device=device)
+        self._room = self._stored.new_empty(0, dim, dtype=compute_dtype(dtype))
         self._num_waiting = 0
         self._Q = self._no_mix()
 
     @property
     def U(self) -> Tensor:  # noqa: N802 (the paper's symbol)
         """The matrix: a view valid until the next change, a copy if rows wait."""
-        S, W = self._stored(), self._waiting()
+        S, W = self._stored, self._waiting()
         if not len(W):
             return S
         Q = self._Q.to(W.dtype)
         U = torch.empty_like(S)
-        for rows in linalg.row_blocks(self._dim):
+        for rows in linalg.row_blocks(len(S)):
             U[rows] = S[rows] @ Q[: -len(W)] + W[:, rows].T @ Q[-len(W) :]
         return U
 
@@ -73,7 +67,7 @@ class Tall:
         if self._num_waiting:
             eye = torch.eye(self._Q.shape[1], dtype=self._Q.dtype).to(self._Q.device)
             self.recombine_(eye)
-        return self._stored()
+        return self._stored
 
     def recombine_(
         self,
@@ -96,9 +90,9 @@ class Tall:
         """
         if self._num_waiting:
             Q = self._Q * P if P.dim() == 1 else self._Q @ P
-            P, E = Q.split([self._storage.shape[1], self._num_waiting])
+            P, E = Q.split([self._stored.shape[1], self._num_waiting])
         else:
-            E = P.new_empty(0, self._storage.shape[1])
+            E = P.new_empty(0, self._stored.shape[1])
         if may_wait and G is not None and M is not None and self._has_room(len(G)):
             self._wait(P, E, G, M)
         else:
@@ -107,14 +101,14 @@ class Tall:
     def products(self, G: Tensor, *, pairwise: bool) -> Products:
         """Products of samples (B, D) with each other and with U."""
         waiting = self._waiting() if self._num_waiting else None
-        seen = linalg.products(self._stored(), G, pairwise=pairwise, waiting=waiting)
+        seen = linalg.products(self._stored, G, pairwise=pairwise, waiting=waiting)
         if waiting is None:
             return seen
         return replace(seen, V=seen.V @ self._Q, m=seen.m @ self._Q)
 
     def coordinates(self, gradient: Tensor) -> Tensor:
         """Uᵀ g for a gradient of shape (D,): float64, (K,)."""
-        c = linalg.coefficients(self._stored(), gradient[None])[0]
+        c = linalg.coefficients(self._stored, gradient[None])[0]
         if not self._num_waiting:
             return c
         W = self._waiting()
@@ -123,53 +117,46 @@ class Tall:
 
     def subtract(self, gradient: Tensor, c: Tensor) -> Tensor:
         """g − U c for a gradient of shape (D,) and coordinates (K,)."""
-        S, W = self._stored(), self._waiting()
+        S, W = self._stored, self._waiting()
         if not len(W):
             return linalg.subtract_combination(gradient, S, c)
         a, b = (self._Q @ c).split([S.shape[1], len(W)])
         return linalg.subtract_combination(gradient, S, a).sub_(b.to(W.dtype) @ W)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What U is made of, and where it lies."""
+        """What U is made of."""
         return {
-            "basis": self._stored(),
+            "basis": self._stored,
             "waiting": self._waiting(),
             "mix": self._Q,
-            # Where U lies decides how it is aligned, and that how products are rounded.
-            "is_low": torch.tensor(self._is_low),
+            # When to multiply out decides how sums are rounded.
+            "most_waiting": torch.tensor(len(self._room)),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take a state of the same shape and storage back."""
-        self._is_low = bool(state["is_low"])
-        self._stored().copy_(state["basis"])
-        W = state["waiting"]
+        self._stored.copy_(state["basis"])
+        W, most = state["waiting"], int(state["most_waiting"])
+        if most != len(self._room):
+            self._room = self._room.new_empty(most, len(self._stored))
         self._num_waiting = len(W)
-        if len(W) > len(self._room):
-            self._room = torch.empty_like(W, device=self._room.device)
         self._room[: len(W)] = W
         self._Q = state["mix"].to(self._Q, copy=True)
-
-    def _stored(self) -> Tensor:
-        start = 0 if self._is_low else self._block
-        return self._storage[start : start + self._dim]
 
     def _waiting(self) -> Tensor:
         return self._room[: self._num_waiting]
 
     def _no_mix(self) -> Tensor:
-        width = self._storage.shape[1]
-        return self._storage.new_empty(0, width, dtype=torch.float64)
+        width = self._stored.shape[1]
+        return self._stored.new_empty(0, width, dtype=torch.float64)
 
     def _has_room(self, num_rows: int) -> bool:
         """Whether so many rows may wait; makes the room when they are the first."""
-        if self._storage.dtype != self._room.dtype:
+        if self._stored.dtype != self._room.dtype:
             return False  # 16-bit storage is for saving memory
         if not len(self._room):
-            most = int(WAITING_SHARE * (self._storage.shape[1] + num_rows))
-            if num_rows > most:
-                return False
-            self._room = self._room.new_empty(most // num_rows * num_rows, self._dim)
+            most = waiting_rows(self._stored.shape[1], num_rows)
+            self._room = self._room.new_empty(most, len(self._stored))
         return self._num_waiting + num_rows <= len(self._room)
 
     def _wait(self, P: Tensor, E: Tensor, G: Tensor, M: Tensor) -> None:
@@ -191,30 +178,19 @@ class Tall:
         dtype, W = self._room.dtype, self._waiting()
         product, E = _Product(P.to(dtype)), E.to(dtype)
         M = None if M is None else M.to(dtype)
-        for rows, old, new in self._blocks():
-            result = new if new.dtype == dtype else torch.empty_like(new, dtype=dtype)
-            product.write(old.to(dtype), result)
+        scratch = self._room.new_empty(min(linalg.BLOCK_ROWS, len(W.T)), len(P))
+        for rows in linalg.row_blocks(len(self._stored)):
+            old = self._stored[rows]
+            new = scratch[: len(old)]
+            product.write(old.to(dtype), new)
             if len(W):
-                result.addmm_(W[:, rows].T, E)
+                new.addmm_(W[:, rows].T, E)
             if G is not None and M is not None:
                 block = G[:, rows].to(dtype)
                 block = block - block.mean(dim=0) if centered else block
-                result.addmm_(block.T, M)
-            if result is not new:
-                new.copy_(result)
-        self._is_low = not self._is_low
+                new.addmm_(block.T, M)
+            old.copy_(new)
         self._num_waiting, self._Q = 0, self._no_mix()
-
-    def _blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Rows, where they lie and where they go, in an order that keeps them apart."""
-        shift = self._block if self._is_low else -self._block
-        source = 0 if self._is_low else self._block
-        starts = range(0, self._dim, self._block)
-        for start in reversed(starts) if self._is_low else starts:
-            stop = min(start + self._block, self._dim)
-            old = self._storage[source + start : source + stop]
-            new = self._storage[source + start + shift : source + stop + shift]
-            yield slice(start, stop), old, new
 
 
 class _Product:

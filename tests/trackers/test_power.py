@@ -23,7 +23,11 @@ def test_two_hundred_updates_agree_with_algorithm_two(rng, dim, rank, num_sample
         torch.testing.assert_close(tracker.eigenvalues, lam)
 
 
-@pytest.mark.parametrize(("dim", "rank", "num_samples"), [(120, 20, 8), (30, 25, 6)])
+@pytest.mark.parametrize(
+    ("dim", "rank", "num_samples"),
+    [(120, 20, 8), (30, 25, 6), (150, 60, 4)],
+    ids=["B<k", "k near d", "B<<k: updates wait"],
+)
 def test_a_batch_smaller_than_the_rank_agrees_where_it_determines_the_subspace(
     rng, dim, rank, num_samples
 ):
@@ -88,3 +92,44 @@ def test_forget_weighs_the_newest_batch(rng):
         U, lam = torch.linalg.qr(Y)[0], Y.norm(dim=0)
         tracker.update(G)
         assert projector_distance(U, tracker.basis) < 1e-9
+
+
+def test_updates_of_few_samples_wait_and_resume_bit_for_bit_in_between(rng):
+    batches = list(decaying_stream(rng, 150, 4, 60, dtype=torch.float32))
+    straight = StreamingPower(150, 60)
+    for G in batches[:43]:
+        straight.update(G)
+    waiting = []
+    for n, G in enumerate(batches[43:47], start=43):
+        straight.update(G)
+        saved = {name: value.clone() for name, value in straight.state_dict().items()}
+        waiting.append(len(saved["waiting"]))
+        resumed = StreamingPower(150, 60, generator=rng)
+        resumed.load_state_dict(saved)
+        ahead = StreamingPower(150, 60)
+        ahead.load_state_dict(saved)
+        for later in batches[n + 1 :]:
+            resumed.update(later)
+            assert resumed.basis.isfinite().all()  # reading must not change anything
+            ahead.update(later)
+        assert torch.equal(resumed.basis, ahead.basis)
+        last = resumed.basis.clone() if n == 43 else last
+        assert torch.equal(resumed.basis, last)
+    assert sorted(set(waiting)) == [0, 4, 8]
+
+
+@pytest.mark.parametrize("num_samples", [4, 30, 100])
+def test_the_coordinates_of_the_mean_are_those_of_the_mean(num_samples, rng):
+    tracker = StreamingPower(150, 60, dtype=torch.float64)
+    known = 0
+    for G in decaying_stream(rng, 150, num_samples, 40):
+        tracker.update(3 + G, 0.5)
+        mean = 0.5 * (3 + G).mean(dim=0)
+        if tracker.mean_coordinates is not None:
+            known += 1
+            torch.testing.assert_close(tracker.mean_coordinates, mean @ tracker.basis)
+            torch.testing.assert_close(
+                tracker.project_out(mean, coordinates=tracker.mean_coordinates),
+                tracker.project_out(mean),
+            )
+    assert known > 10 or num_samples == 100

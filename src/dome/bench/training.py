@@ -82,12 +82,15 @@ class Loop:
 def _batches(setting: Setting, batch_size: int) -> Iterator[Batch]:
     random = torch.Generator().manual_seed(SEED)
     shape = (batch_size, *setting.image)
+    # A list: made on the way they would look like memory that steps take.
     return cycle(
-        (
-            torch.randn(shape, generator=random),
-            torch.randint(setting.num_classes, (batch_size,), generator=random),
-        )
-        for _ in range(max(LEAST_BATCHES, NUM_INPUTS // batch_size))
+        [
+            (
+                torch.randn(shape, generator=random),
+                torch.randint(setting.num_classes, (batch_size,), generator=random),
+            )
+            for _ in range(max(LEAST_BATCHES, NUM_INPUTS // batch_size))
+        ]
     )
 
 

@@ -22,10 +22,11 @@ from dome.samples.trace import Call, Trace
 
 _FEW_CHANNELS = 8
 # Samples at a time, and numbers. With two threads and 128 samples, 64 in a grouped
-# kernel took half the time of 4, and 16 in an unfolded product a third less than 4.
+# kernel took half the time of 4, and 16 in an unfolded product a third less than 4;
+# results of several megabytes may cost more in fresh pages than in arithmetic.
 _GROUPED_AT_ONCE = 64
 _UNFOLDED_AT_ONCE = 16
-_NUMBERS_AT_ONCE = 1 << 20
+_NUMBERS_AT_ONCE = 1 << 19
 
 Sizes = int | tuple[int, ...]
 
