@@ -71,6 +71,15 @@ def test_a_finished_run_has_nothing_left():
     assert time_left.share_done == 1
 
 
+def test_a_run_whose_rows_are_no_epochs_is_learned_from_when_it_is_over():
+    one, other = [("spectrum", replace(RUN, seed=seed)) for seed in (0, 1)]
+    time_left = TimeLeft([one, other], num_workers=1)
+    for _ in range(5):
+        time_left.advance(one, 2.0, share_of_row(one))
+    time_left.finish(one)
+    assert time_left.seconds == pytest.approx(10)
+
+
 def test_rows_that_are_not_epochs_do_not_advance_a_run():
     assert share_of_row(("train", RUN)) == 0.25
     assert share_of_row(("spectrum", RUN)) == 0

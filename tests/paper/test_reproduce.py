@@ -157,8 +157,9 @@ def test_costs_are_predicted_for_each_kind_of_run(tmp_path):
     assert all(p.seconds > 0 for p in predictions.values())
 
 
-def test_large_runs_are_not_started_beside_each_other(tmp_path):
-    plan = make_plan({NAME: changed(MAX_JOBS=1)}, "smoke", tmp_path)
+@pytest.mark.parametrize("limit", [1, {"smoke": 1}])
+def test_large_runs_are_not_started_beside_each_other(tmp_path, limit):
+    plan = make_plan({NAME: changed(MAX_JOBS=limit)}, "smoke", tmp_path)
     order = [event.job for event in compute(plan, num_workers=2)]
     changes = sum(a != b for a, b in pairwise(order))
     assert changes == 3  # four runs, one after the other

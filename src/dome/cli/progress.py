@@ -27,17 +27,20 @@ def followed(events: Iterable[Event], time_left: TimeLeft) -> Iterator[Event]:
         task = bar.add_task("starting", total=1.0, left="-:--:--")
         for event in events:
             job, row = event.job, event.row
+            share = share_of_row(job.key)
             if row is None:
                 time_left.finish(job.key)
+                where = "over"
             else:
-                time_left.advance(job.key, event.seconds, share_of_row(job.key))
-            epoch = "" if row is None else f"epoch {row['epoch']}/{job.run.epochs}, "
-            bar.update(
-                task,
-                description=f"{job.figure.partition('_')[0]}: {epoch}{job.run}",
-                completed=time_left.share_done,
-                left=_clock(time_left.seconds),
-            )
+                time_left.advance(job.key, event.seconds, share)
+                where = f"epoch {row.get('epoch')}/{job.run.epochs}"
+            if share or row is None:  # not for each of a thousand eigenvalues
+                bar.update(
+                    task,
+                    description=f"{job.figure.partition('_')[0]} {where}, {job.run}",
+                    completed=time_left.share_done,
+                    left=_clock(time_left.seconds),
+                )
             yield event
         bar.update(task, description="done", completed=1.0, left=_clock(0.0))
 

@@ -157,7 +157,7 @@ def _predict(plan: Plan, num_workers: int) -> None:
     kinds = {kind_of(job.key) for job in plan.missing}
     predictions = {}
     with simple_bar() as bar:
-        task = bar.add_task("timing a few steps of each kind of run", total=len(kinds))
+        task = bar.add_task("timing a few steps", total=len(kinds))
         for kind, prediction in predict_costs(plan):
             predictions[kind] = prediction
             bar.update(task, advance=1)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 
 import dome
 from dome.paper.models import MODELS
@@ -14,17 +15,22 @@ from dome.paper.train import compute_run, load_run_task
 
 NUM_TIMED_STEPS = 5
 TIMED_SECONDS = 2.0  # stop timing after so long, but not before the second step
+TIMED_BATCH = 32  # at most: the time of larger ones is proportional to their size
 
 # Where nothing is measured yet. Against a sample of ResNet-8 without the filter:
 MODEL_COST = {"resnet18": 100.0}
 USUAL_SAMPLES = 50_000
 
 
+@cache
 def kind_of(key: Key) -> Key:
     """The key of all runs that take as long as this one."""
     made_by, run = key
     rate = None if run.rate is None else 1.0
-    return made_by, replace(run, seed=0, lr=1.0, forget=None, rate=rate)
+    # Removing the span costs little beside following it.
+    removes = "span" if run.removes == "nothing" else run.removes
+    same = replace(run, seed=0, lr=1.0, forget=None, rate=rate, removes=removes)
+    return made_by, same
 
 
 def guessed_cost(run: Run) -> float:
@@ -68,7 +74,8 @@ class TimeLeft:
         self._done += seconds
 
     def finish(self, key: Key) -> None:
-        """A run to do is over."""
+        """A run to do is over, whatever its rows said."""
+        self.learn(key, 0.0, self._left[key])
         self._left[key] = 0.0
 
     @property
@@ -114,35 +121,52 @@ class _Enough(Exception):  # noqa: N818 - not an error
 
 
 def predict(run: Run) -> Prediction:
-    """Time a few real steps of a run, and take the others to be like them."""
+    """Time a few real steps on few samples, and a piece of the filter's update."""
     task = load_run_task(run)
-    memory = 0
+    update, memory = 0.0, 0
     if run.rank is not None:
         rank = run.rank + run.oversample
         plan = dome.plan(MODELS[run.model](task), rank, run.batch_size)
         choice = next(c for c in plan.choices if c.layout == run.layout)
-        memory = choice.memory
+        update, memory = choice.seconds / run.update_every, choice.memory
         if not choice.fits:
             return Prediction(math.nan, memory)
     num_steps = len(task.train_x) // run.batch_size * run.epochs
-    return Prediction(num_steps * _step_seconds(run), memory)
+    step = run.batch_size * _sample_seconds(_small(run)) + update
+    return Prediction(num_steps * step, memory)
 
 
-def _step_seconds(run: Run) -> float:
+def _small(run: Run) -> Run:
+    """A run that takes as long for a sample, without the update of a large basis."""
+    return Run(
+        task=run.task,
+        model=run.model,
+        seed=0,
+        batch_size=min(run.batch_size, TIMED_BATCH),
+        epochs=1,
+        num_train=run.num_train,
+        num_test=run.num_test,
+        num_classes=run.num_classes,
+        rank=None if run.rank is None else 1,
+    )
+
+
+@cache
+def _sample_seconds(run: Run) -> float:
     times = [time.perf_counter()]
 
     def tell(*_: int) -> None:
         times.append(time.perf_counter())
-        wanted = max(NUM_TIMED_STEPS, run.update_every)
         late = len(times) > 2 and times[-1] - times[1] > TIMED_SECONDS
-        if len(times) > 1 + wanted or late:
+        if len(times) > 1 + NUM_TIMED_STEPS or late:
             raise _Enough
 
     with suppress(_Enough):
-        next(compute_run(replace(run, epochs=1), tell))
-    # The first step makes the first basis and takes longer, as does loading before it.
+        next(compute_run(run, tell))
+    # The first step is slow to start, and the samples are loaded before it.
     first = 1 if len(times) > 2 else 0
-    return (times[-1] - times[first]) / (len(times) - 1 - first)
+    step = (times[-1] - times[first]) / (len(times) - 1 - first)
+    return step / run.batch_size
 
 
 def seconds_of(rows: Iterable[Row]) -> float:

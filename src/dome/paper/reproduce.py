@@ -35,7 +35,8 @@ class PlannedFigure:
 
     Attributes:
         name: Its full name.
-        module: Its module; MAX_JOBS there says how many runs the memory holds at once.
+        module: Its module; MAX_JOBS there, a number or one a scale, says how many of
+            its runs the memory holds at once.
         scale: Name of the scale.
         folder: Where its files go.
         jobs: All its runs, whether they are there already or not.
@@ -51,6 +52,12 @@ class PlannedFigure:
     def rows_path(self) -> Path:
         """The file of its rows."""
         return self.folder / f"{self.name}.jsonl"
+
+    @property
+    def max_jobs(self) -> int | None:
+        """How many of its runs may be computed at a time; None: any number."""
+        limit: int | Mapping[str, int] | None = getattr(self.module, "MAX_JOBS", None)
+        return limit.get(self.scale) if isinstance(limit, Mapping) else limit
 
     def num_missing(self, found: Mapping[Key, list[Row]]) -> int:
         """How many of its runs are not there."""
@@ -170,11 +177,7 @@ def compute(plan: Plan, num_workers: int) -> Iterator[Event]:
         if figure.name in busy:
             record_session(figure.rows_path, _facts(figure), device_name())
     paths = {figure.name: figure.rows_path for figure in plan.figures}
-    limits = {
-        figure.name: limit
-        for figure in plan.figures
-        if (limit := getattr(figure.module, "MAX_JOBS", None)) is not None
-    }
+    limits = {f.name: f.max_jobs for f in plan.figures if f.max_jobs is not None}
     for event in compute_jobs(plan.missing, paths, num_workers, limits):
         if event.stored:
             plan.found[event.job.key] = list(event.stored)

@@ -76,7 +76,7 @@ def cost_table(
     jobs: Sequence[Job], predictions: Mapping[Key, Prediction], num_workers: int
 ) -> Table:
     """What the runs of each figure would take on this machine."""
-    table = _table("figure", title="Predicted from a few steps of each kind of run")
+    table = _table("figure", title="Predicted from a few steps on this machine")
     for heading in ("runs", "hours"):
         table.add_column(heading, justify="right")
     table.add_column("memory a run, GiB", justify="right")
