@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from dome.bench.timing import Clock
+from dome.tall import waiting_rows
 
 BLOCKS = (2048, 8192)  # rows at once; the better rate counts
 NUM_REPEATS = 5
@@ -47,11 +48,14 @@ def update_products(
 ) -> list[Product]:
     """The products of one update in Gram form, with the rates of this machine."""
     D, K, B = dim, rank, batch_size
+    W = waiting_rows(K, B)  # updates that wait are multiplied out together
     kinds = [
         ("H U", 2 * D * B * K, _times_basis(B, K)),
         ("Hᵀ M", 2 * D * B * K, _from_samples(B, K)),
-        ("U P", 2 * D * K * K, _recombined(K)),
+        ("U P", 2 * D * K * K * B // (W + B), _recombined(K)),
     ]
+    if W:
+        kinds.append(("H Wᵀ", D * B * W, _times_basis(B, B)))
     if B * B <= K * K + B * K:
         kinds.append(("H Hᵀ", 2 * D * B * B, _times_basis(B, B)))
     else:

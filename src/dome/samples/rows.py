@@ -24,7 +24,9 @@ class Group:
     def view(self, slot: Slot) -> Tensor:
         """The columns of a parameter, shape (B, *parameter)."""
         columns = self.rows.narrow(1, slot.start, slot.stop - slot.start)
-        return columns.view(len(columns), *slot.shape) if len(slot.shape) != 1 else columns
+        if len(slot.shape) == 1:
+            return columns
+        return columns.view(len(columns), *slot.shape)
 
     def add(self, slot: Slot, grads: Tensor) -> None:
         """Write a first contribution (B, *parameter), add a later one."""

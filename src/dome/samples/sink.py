@@ -53,10 +53,7 @@ class Sink:
 
     def wanted(self) -> bool:
         """Whether the backward pass that is running now needs the weight's gradient."""
-        for p in self._sources:
-            if self._rows.computes(p):
-                return True
-        return False
+        return any(map(self._rows.computes, self._sources))
 
     def room(self, dtype: torch.dtype, zero: bool = False) -> Tensor | None:
         """Space (B, *weight) to write into, None if the rows must go through ``put``.

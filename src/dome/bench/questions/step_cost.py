@@ -46,6 +46,8 @@ TOGETHER = 2  # updates in a measurement: they may wait and be multiplied out in
 PRODUCT, PRODUCT_SIZE = "square product", 1024
 # Largest ratio to a plain step that is the goal, at two cores and rank 100.
 TARGETS = {(OURS, 16): 2.8, (OURS, 128): 2.2, (SELDOM, 16): 1.4, (SELDOM, 128): 1.2}
+# Smallest ratio of the paper's recipe to our step that is the goal.
+GAINS = {(OURS, 16): 4.0, (OURS, 128): 1.8}
 COLOURS = {
     OURS: "#0072B2",
     SELDOM: "#56B4E9",
@@ -140,6 +142,7 @@ def _rows(rounds: Sequence[Round], batch_size: int, flops: int) -> list[Row]:
             "ratio_low": to_plain.low,
             "ratio_high": to_plain.high,
             "target": TARGETS.get((name, batch_size)),
+            "gain_target": GAINS.get((name, batch_size)),
             "sgemm": rate.median,
             "sgemm_low": rate.low,
             "sgemm_high": rate.high,
@@ -172,11 +175,12 @@ def table(rows: list[Row]) -> TextTable:
                 _spread(row, "ratio"),
                 "-" if row["target"] is None else f"{row['target']}",
                 gain,
+                "-" if row["gain_target"] is None else f"{row['gain_target']}",
             ]
         )
     return TextTable(
         "Time of a training step",
-        ("", "step", "step / plain", "at most", "paper's recipe / step"),
+        ("", "step", "step / plain", "at most", "paper's recipe / step", "at least"),
         lines,
         notes,
     )
