@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -54,6 +55,28 @@ def test_a_message_for_users_is_passed_on_with_its_job_and_nothing_else():
     with pytest.raises(WorkerError) as caught:
         list(run_all(tiny_jobs.refuse, [3], num_workers=1))
     assert str(caught.value) == "3: nothing is left of 3"
+
+
+def test_ctrl_c_while_processes_start_is_not_lost(monkeypatch):
+    start = multiprocessing.get_context("spawn").Process.start
+
+    def interrupted(process):
+        start(process)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(run_all(range, [10**9, 10**9], num_workers=2))
+    assert multiprocessing.active_children() == []
+
+
+def test_processes_do_not_see_ctrl_c():
+    events = run_all(tiny_jobs.process_id_and_wait, [1], num_workers=1)
+    _, pid = next(events)
+    os.kill(pid, signal.SIGINT)
+    time.sleep(0.3)
+    assert is_alive(pid)
+    events.close()
 
 
 def test_processes_end_when_this_one_is_killed():

@@ -19,6 +19,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -119,7 +120,7 @@ def _workers(
     context = multiprocessing.get_context("spawn")
     processes, connections = [], []
     try:
-        with _interrupts_ignored():
+        with _interrupts_held_back():
             for _ in range(num_workers):
                 ours, theirs = context.Pipe()
                 process = context.Process(
@@ -138,16 +139,20 @@ def _workers(
 
 
 @contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Processes started inside never see Ctrl-C: this process ends them itself."""
-    if threading.current_thread() is not threading.main_thread():
+def _interrupts_held_back() -> Iterator[None]:
+    """Processes started inside never see Ctrl-C: this process ends them itself.
+
+    They inherit that the signal is blocked; here it arrives when the block is left.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # its start would lift the block
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(compute: Callable[[Any], Iterable[Any]], connection: Connection) -> None:
