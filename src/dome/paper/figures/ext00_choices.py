@@ -5,8 +5,9 @@ IncrementalSVD, forgetting, fewer updates, one basis a layer, oversampling. And 
 what is removed is noise or signal: the removed part alone goes on, or is sent exactly,
 as k numbers beside the sketch of the rest.
 
-Scale cpu: as fig03. A run takes 20 s (updates on every 20th step) to 60 s (k more
-directions tracked) on one core, the figure 32 core-minutes beside fig03's.
+Scale cpu: as fig03. Predicted from timed steps, without evaluation: 17 s (updates on
+every 20th step) to 57 s (k more directions tracked) a run on one core, 30 core-minutes
+beside fig03's in all.
 """
 
 import math

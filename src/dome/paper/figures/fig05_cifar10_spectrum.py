@@ -4,8 +4,8 @@ Claims: about C very large eigenvalues, about C² outliers, then a relatively fl
 What is read off the spectrum is defined in ``dome.paper.spectrum``. The paper does not
 name the optimizer; fig01's is taken.
 
-Scale cpu: 4,000 training images, gradients of 2,000 of them, 3 seeds. A run takes 82 s
-on one core, the figure 4 core-minutes.
+Scale cpu: 4,000 training images, gradients of 2,000 of them, 3 seeds. A run took 82 s
+on one core: 4 core-minutes in all.
 """
 
 from collections.abc import Iterator, Sequence

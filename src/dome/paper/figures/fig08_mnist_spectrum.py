@@ -2,7 +2,7 @@
 
 Claims: as fig05, which owns the computation.
 
-Scale cpu: as fig05. A run takes 62 s on one core, the figure 3 core-minutes.
+Scale cpu: as fig05. A run took 62 s on one core: 3 core-minutes in all.
 """
 
 from collections.abc import Iterator, Sequence

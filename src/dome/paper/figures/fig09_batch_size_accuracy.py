@@ -4,8 +4,8 @@ Each point is at the epoch that is best after averaging over seeds. Claim: filte
 costs no accuracy at any batch size.
 
 Scale cpu: fig01's images, B = 4, 16 (fig01's), 64, 256 and 1,000 for 5, 10, 8, 8 and 12
-epochs, 3 seeds. A run takes 94, 87, 53, 68 and 88 s on one core, the figure 30
-core-minutes beside fig01's.
+epochs, 3 seeds. Predicted from timed steps, without evaluation: 90, 83, 47, 62 and 79 s
+a run on one core, 28 core-minutes beside fig01's in all.
 """
 
 from collections.abc import Iterator, Sequence
