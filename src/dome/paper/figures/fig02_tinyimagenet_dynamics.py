@@ -56,7 +56,7 @@ SCALES = {
             num_test=400,
             rank=20,
             batch_size=32,
-            epochs=15,
+            epochs=8,
         ),
         num_seeds=3,
     ),

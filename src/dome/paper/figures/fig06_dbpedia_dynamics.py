@@ -48,7 +48,7 @@ SCALES = {
     "paper": Config(),
     "cpu": Config(
         run=replace(
-            PAPER, num_train=3200, num_test=2000, batch_size=64, lr=0.5, epochs=6
+            PAPER, num_train=3200, num_test=2000, batch_size=64, lr=0.5, epochs=5
         ),
         num_seeds=3,
     ),

@@ -43,7 +43,7 @@ SCALES = {
     "paper": Config(),
     "cpu": Config(
         run=fig01.SCALES["cpu"].run,
-        epochs=((4, 5), (16, 10), (64, 8), (256, 8), (1000, 12)),
+        epochs=((4, 3), (16, 10), (64, 8), (256, 8), (1000, 8)),
         num_seeds=3,
     ),
     "smoke": Config(
