@@ -35,6 +35,7 @@ PAPER = Run(
     momentum=0.9,
     rank=200,
 )
+MAX_JOBS = {"paper": 1}  # 11 GiB a run
 
 
 @dataclass(frozen=True, kw_only=True)
