@@ -15,7 +15,8 @@ def claims_markdown(claims: Sequence[Claim]) -> str:
         "| --- | --- | --- | --- |",
     ]
     for claim in claims:
-        cells = (claim.figure, claim.statement, claim.verdict, numbers(claim))
+        checked = f"{claim.name}. {claim.statement}"
+        cells = (claim.figure, checked, claim.verdict, numbers(claim))
         escaped = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
         lines.append(f"| {' | '.join(escaped)} |")
     return "\n".join(lines) + "\n"
