@@ -11,7 +11,7 @@ from dome.report.claims_text import numbers
 def claims_markdown(claims: Sequence[Claim]) -> str:
     """One line a claim: figure, claim, verdict, and what was measured."""
     lines = [
-        "| figure | claim, as it is checked | verdict | measured: mean [95 % interval] |",
+        "| figure | claim, as checked | verdict | measured: mean [95 % interval] |",
         "| --- | --- | --- | --- |",
     ]
     for claim in claims:
