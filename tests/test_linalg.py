@@ -52,6 +52,22 @@ def test_blockwise_products_equal_whole_ones(rng):
     torch.testing.assert_close(products(U, G, pairwise=True).scaled(3.0).K, 9 * H @ H.T)
 
 
+@pytest.mark.parametrize("storage", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dim", [0, 1, 7, 8, 40])
+def test_projections_of_one_gradient_equal_the_formula(dim, storage, rng):
+    U = torch.randn(dim, 5, generator=rng, dtype=torch.float64).to(storage)
+    dtype = linalg.compute_dtype(storage)
+    g = torch.randn(dim, generator=rng, dtype=torch.float64).to(dtype)
+    c = torch.randn(5, generator=rng, dtype=torch.float64)
+    exact = g.double() - U.double() @ c
+    subtracted = linalg.subtract_combination(g, U, c)
+    torch.testing.assert_close(subtracted, exact.to(dtype))
+    coordinates = linalg.coefficients(U, g[None])[0]
+    # Sums of products that were rounded to the precision they are formed in.
+    tight = {"rtol": 0.0, "atol": 100 * torch.finfo(dtype).eps}
+    torch.testing.assert_close(coordinates, g.double() @ U.double(), **tight)
+
+
 def test_recombination_in_place_equals_the_formula(rng):
     U = orthonormal(rng, 40, 5)
     P = torch.randn(5, 5, generator=rng, dtype=torch.float64)
