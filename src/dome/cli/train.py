@@ -63,6 +63,13 @@ def command(
         float | None,
         typer.Option(help="Compress so many times; no compression by default."),
     ] = None,
+    compressor: Annotated[
+        str,
+        typer.Option(
+            help="gaussian, hadamard, randomk, terngrad, qsgd, or with error feedback: "
+            "randomk+feedback, topk+feedback, signsgd+feedback, powersgd+feedback."
+        ),
+    ] = "gaussian",
     tracker: Annotated[str, typer.Option(help="power or svd.")] = "power",
     forget: Annotated[
         float | None,
@@ -115,6 +122,7 @@ def command(
                 rank=rank,
                 removes=removes,
                 rate=rate,
+                compressor=compressor,
                 tracker=tracker,
                 forget=forget,
                 update_every=update_every,

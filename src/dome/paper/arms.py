@@ -4,7 +4,6 @@ Shapes: g (D,) the batch gradient, U (D, K) the tracked basis.
 """
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,12 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import dome
-from dome.compression import GaussianSketch
 from dome.layout import Layout
-from dome.paper.randomness import FIRST_BASIS, SKETCH_NOISE, generator
+from dome.paper.compressors import make_compressor, times_fewer_bits
+from dome.paper.randomness import FIRST_BASIS, generator
 from dome.paper.run import Run
-
-Sketch = Callable[[Tensor], Tensor]
 
 
 class Arm:
@@ -32,7 +29,7 @@ class Arm:
     def __init__(self, model: nn.Module, optimizer: Optimizer, run: Run) -> None:
         self._run, self._optimizer = run, optimizer
         self._layout = Layout(model)
-        self._sketch = _sketch(run, self._layout.device)
+        self._compressor = make_compressor(run, self._layout)
         self._filter: dome.GradientFilter | None = None
         self._kept_norm: Tensor | None = None
         self._num_skipped = 0
@@ -44,7 +41,7 @@ class Arm:
             optimizer.register_step_pre_hook(self._send_by_hand)
         else:
             strength = 1.0 if run.removes == "span" else 0.0
-            after = () if run.rate is None else (self._sketch,)
+            after = () if self._compressor is None else (self._compressor,)
             self._filter = dome.attach(
                 model,
                 optimizer,
@@ -75,6 +72,13 @@ class Arm:
         has_fraction = updated and stats.skipped_updates == skipped
         return kept, stats.fraction if has_fraction else None
 
+    @property
+    def times_fewer_bits(self) -> float | None:
+        """How many times fewer bits are sent; None without compression."""
+        if self._compressor is None:
+            return None
+        return times_fewer_bits(self._compressor, self._layout.dim)
+
     def detach(self) -> None:
         """Take the filter off the model."""
         if self._filter is not None:
@@ -82,6 +86,10 @@ class Arm:
 
     def _compress(self, *_: Any) -> None:  # noqa: ANN401 - what torch gives a hook
         self._layout.scatter_(self._sketch(self._layout.gather()))
+
+    def _sketch(self, gradient: Tensor) -> Tensor:
+        """What arrives of a gradient (D,)."""
+        return gradient if self._compressor is None else self._compressor(gradient)
 
     def _send_by_hand(self, *_: Any) -> None:  # noqa: ANN401 - what torch gives a hook
         if self._filter is None:
@@ -105,13 +113,6 @@ def _span_uncoded(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
 
 # From U Uᵀ g and g − U Uᵀ g: what goes through the sketch, and what is sent exactly.
 _SENT = {"rest": _rest_removed, "uncoded": _span_uncoded}
-
-
-def _sketch(run: Run, device: torch.device) -> Sketch:
-    if run.rate is None:
-        return lambda gradient: gradient
-    noise = generator(run.seed, SKETCH_NOISE, device)
-    return GaussianSketch(run.rate, generator=noise)
 
 
 def _options(run: Run) -> dict[str, Any]:

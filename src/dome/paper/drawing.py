@@ -33,6 +33,15 @@ NAMES = {
     "resnet8": "ResNet-8",
     "resnet18": "ResNet-18",
     "transformer": "3-layer Transformer",
+    "gaussian": "Gaussian sketch",
+    "hadamard": "Hadamard sketch",
+    "randomk": "random-k",
+    "randomk+feedback": "random-k, feedback",
+    "topk+feedback": "top-k, feedback",
+    "signsgd+feedback": "signs, feedback",
+    "terngrad": "TernGrad",
+    "qsgd": "QSGD",
+    "powersgd+feedback": "PowerSGD, feedback",
     "sgd": "SGD",
     "adam": "Adam",
 }
@@ -98,19 +107,21 @@ def draw_band(
     )
 
 
-def draw_dots(axes: Axes, band: Band, y: Array, colours: Sequence[str]) -> None:
+def draw_dots(
+    axes: Axes, band: Band, y: Array, colours: Sequence[str], name: str | None = None
+) -> None:
     """A dot and a bar for each value, one below the other."""
     axes.hlines(y, band.low, band.high, colors=colours, linewidth=1.5)
-    axes.scatter(band.mean, y, c=colours, s=16, zorder=3)
+    axes.scatter(band.mean, y, c=colours, s=16, zorder=3, label=name)
 
 
 def add_title(figure: Figure, rows: Sequence[Row], axes: Axes | None = None) -> None:
     """Say above everything what was trained, and which line of ``axes`` is which."""
     row = rows[0]
-    parts = [_name(row[column]) for column in ("task", "model", "optimizer")]
+    parts = [name_of(row[column]) for column in ("task", "model", "optimizer")]
     if row["num_classes"] is not None:
         parts[0] += f" ({row['num_classes']} classes)"
-    tasks = {_name(row["task"]) for row in rows}
+    tasks = {name_of(row["task"]) for row in rows}
     title = ", ".join(parts if len(tasks) == 1 else parts[1:])
     if axes is None:
         figure.suptitle(title, fontsize=TEXT)
@@ -179,7 +190,7 @@ def scale_note(
         varied: Columns that vary within the figure, of which nothing is said.
     """
     parts = [
-        form.format(_listed(_values(rows, column))) + f" ({_name(wanted)})"
+        form.format(_listed(_values(rows, column))) + f" ({name_of(wanted)})"
         for column, form in _NOTED.items()
         if column not in varied
         and _values(rows, column) != [wanted := getattr(paper, column)]
@@ -194,7 +205,7 @@ def scale_note(
 
 def subset_name(task: Value, num_classes: Value) -> str:
     """A task's name, with its number of classes if it is not that of all."""
-    return _name(task) + ("" if num_classes is None else f", {num_classes} classes")
+    return name_of(task) + ("" if num_classes is None else f", {num_classes} classes")
 
 
 def _values(rows: Sequence[Row], column: str) -> list[Value]:
@@ -207,11 +218,12 @@ def _values(rows: Sequence[Row], column: str) -> list[Value]:
 
 def _listed(values: Sequence[Value]) -> str:
     if len(values) > 2 and all(isinstance(v, int | float) for v in values):
-        return f"{_name(values[0])} to {_name(values[-1])}"
-    return ", ".join(map(_name, values))
+        return f"{name_of(values[0])} to {name_of(values[-1])}"
+    return ", ".join(map(name_of, values))
 
 
-def _name(value: Value) -> str:
+def name_of(value: Value) -> str:
+    """A value as it is read: "MNIST" for "mnist", "all" for None, 1,000 for 1000."""
     if value is None:
         return "all"
     if isinstance(value, str):

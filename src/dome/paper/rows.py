@@ -70,7 +70,10 @@ def mend(path: Path) -> None:
 
 
 def finished_runs(rows: Sequence[Row]) -> dict[Key, list[Row]]:
-    """The runs of which every row is there; of a run stored twice, the first."""
+    """The runs of which every row is there; of a run stored twice, the first.
+
+    Rows from before a setting existed get the value that it had then, its default.
+    """
     found: dict[Key, list[Row]] = {}
     start = 0
     while start < len(rows):
@@ -78,7 +81,8 @@ def finished_runs(rows: Sequence[Row]) -> dict[Key, list[Row]]:
         block = rows[start : start + number]
         whole = 0 < number == len(block) and _same_run(block)
         if key is not None and whole:
-            found.setdefault(key, list(block))
+            settings = key[1].columns()
+            found.setdefault(key, [settings | row for row in block])
             start += number
         else:
             start += 1

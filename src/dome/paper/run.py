@@ -16,12 +16,24 @@ OPTIMIZERS = ("sgd", "adam")
 REMOVES = ("nothing", "span", "rest", "uncoded")
 TRACKERS = ("power", "svd")
 LAYOUTS = ("global", "layerwise")
+COMPRESSORS = (
+    "gaussian",
+    "hadamard",
+    "randomk",
+    "randomk+feedback",
+    "topk+feedback",
+    "signsgd+feedback",
+    "terngrad",
+    "qsgd",
+    "powersgd+feedback",
+)
 
 _CHOICES = {
     "optimizer": OPTIMIZERS,
     "removes": REMOVES,
     "tracker": TRACKERS,
     "layout": LAYOUTS,
+    "compressor": COMPRESSORS,
 }
 _AT_LEAST = {
     "seed": 0,
@@ -59,7 +71,8 @@ class Run:
             watches), the "span" is (DOME: g − U Uᵀ g goes on), the "rest" is (U Uᵀ g
             goes on), or the span goes on "uncoded", as K exact numbers beside the
             compressed rest.
-        rate: How many times fewer numbers the sketch keeps; None does not compress.
+        rate: How many times fewer bits are sent; None does not compress.
+        compressor: What compresses, with the largest messages that the rate allows.
         tracker: "power" or "svd".
         forget: Weight of the newest batch; None averages all.
         update_every: Steps from one update of the basis to the next.
@@ -81,6 +94,7 @@ class Run:
     rank: int | None = None
     removes: str = "span"
     rate: float | None = None
+    compressor: str = "gaussian"
     tracker: str = "power"
     forget: float | None = None
     update_every: int = 1
@@ -126,7 +140,7 @@ class Run:
         else:
             what.append(f"rank {self.rank} removes {self.removes}")
         if self.rate is not None:
-            what.append(f"rate {self.rate:,.0f}")
+            what.append(f"{self.compressor} at rate {self.rate:,.0f}")
         return ", ".join([*what, f"batch {self.batch_size}", f"seed {self.seed}"])
 
 

@@ -49,6 +49,7 @@ def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
             **tested,
             kept_norm=epoch.kept_norm,
             fraction=epoch.fraction,
+            times_fewer_bits=epoch.times_fewer_bits,
             seconds=epoch.seconds,
         )
 
@@ -94,12 +95,13 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """Means over the steps of an epoch, and how long they took."""
+    """Means over the steps of an epoch, what was sent, and how long they took."""
 
     number: int
     train_loss: float | None
     kept_norm: float | None
     fraction: float | None
+    times_fewer_bits: float | None
     seconds: float
 
 
@@ -137,8 +139,14 @@ def _epochs(
             fractions.append(fraction)
             if tell is not None:
                 tell(number, step + 1, num_steps)
-        seconds = time.perf_counter() - started
-        yield _Epoch(number, _mean(losses), _mean(kept), _mean(fractions), seconds)
+        yield _Epoch(
+            number,
+            _mean(losses),
+            _mean(kept),
+            _mean(fractions),
+            arm.times_fewer_bits,
+            time.perf_counter() - started,
+        )
     arm.detach()
 
 

@@ -254,3 +254,20 @@ def test_the_removed_part_is_noise_or_signal(alone, exactly, expected):
 def test_variants_that_were_not_computed_decide_nothing():
     rows = chosen({})
     assert set(verdicts("ext00", rows).values()) == {UNDECIDED}
+
+
+@pytest.mark.parametrize(
+    ("gain", "scatter", "expected"),
+    [
+        (0.1, (-0.002, 0.0, 0.002), HOLDS),
+        (-0.1, (-0.002, 0.0, 0.002), FAILS),
+        (0.01, WIDE, UNDECIDED),
+    ],
+)
+def test_the_filter_must_help_a_compressor_at_every_rate(gain, scatter, expected):
+    rows = []
+    for rate, here in ((15, 0.2), (100, gain)):
+        run = replace(RUN, rate=rate, compressor="topk+feedback")
+        plain, filtered = {"test_accuracy": 0.5}, {"test_accuracy": 0.5 + here}
+        rows += two_arms(run, plain, filtered, scatter)
+    assert verdict("tab01", rows, "top-k") == expected
