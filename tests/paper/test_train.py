@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from dome.paper import arms, train
+from dome.compression import GaussianSketch
+from dome.paper import compressors, train
 from dome.paper.run import Run
 from dome.paper.tasks.task import Task
 from dome.paper.train import compute_run, evaluate, trained_model
@@ -12,7 +13,7 @@ from dome.paper.train import compute_run, evaluate, trained_model
 RUN = Run(task="noise", model="recorder", seed=1, epochs=2, batch_size=8)
 MEASURED = {
     *("arm", "epoch", "train_loss", "test_loss", "test_accuracy", "test_macro_f1"),
-    *("kept_norm", "fraction", "seconds"),
+    *("kept_norm", "fraction", "times_fewer_bits", "seconds"),
 }
 NUM_STEPS = 2 * (36 // 8)
 
@@ -81,14 +82,16 @@ def test_arms_share_initial_weights_and_sample_order(removes, monkeypatch):
 def test_arms_share_the_sketch_noise(removes, monkeypatch):
     drawn = []
 
-    def spy(rate, *, generator):
-        def sketch(vector):
-            drawn.append(torch.randn(vector.shape, generator=generator))
+    class Spy(GaussianSketch):
+        def __init__(self, rate, *, generator):
+            super().__init__(rate)
+            self._spied = generator
+
+        def __call__(self, vector):
+            drawn.append(torch.randn(vector.shape, generator=self._spied))
             return vector
 
-        return sketch
-
-    monkeypatch.setattr(arms, "GaussianSketch", spy)
+    monkeypatch.setattr(compressors, "GaussianSketch", Spy)
     rows_of(replace(RUN, rate=3.0))
     rows_of(replace(RUN, rate=3.0, rank=2, removes=removes))
     assert len(drawn) == 2 * NUM_STEPS
