@@ -25,9 +25,10 @@ def attach(
 ) -> ShardedFilter | CompressedFilter:
     """Filter the gradients of every ``optimizer.step()`` across workers from now on.
 
-    DDP's own all-reduce is switched off: until ``optimizer.step()`` a worker's
-    ``.grad`` is its own. Averaging follows DDP: every worker counts the same. A worker
-    without samples at a step calls ``optimizer.step()`` all the same.
+    DDP's own communication is switched off until ``detach()``, as in its ``no_sync()``:
+    until ``optimizer.step()`` a worker's ``.grad`` is its own. Averaging follows DDP:
+    every worker counts the same. A worker without samples at a step calls
+    ``optimizer.step()`` all the same.
 
     Args:
         model: The model that is trained, in ``DistributedDataParallel``.

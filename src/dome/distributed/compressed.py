@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from dome.compression import Compressor
 from dome.diagnostics import FilterStats
 from dome.distributed.exchange import Exchange
-from dome.distributed.local import local_gradients
+from dome.distributed.local import LocalGradients
 from dome.distributed.sharded import SOURCES, check_samples
 from dome.distributed.sharing import check_shareable, share_basis
 from dome.distributed.traffic import DistributedStats
@@ -33,7 +33,7 @@ class CompressedFilter:
     of what arrived from all, the same bits on each.
 
     Args:
-        model: The DDP model; its communication hook is ours from now on.
+        model: The DDP model; its own communication is off from now on.
         rank: Number of directions K, or numbers by layer.
         compressor: Every worker's own, made alike.
         samples: "per_sample", or "worker": the micro-batches of a step, of which a
@@ -77,8 +77,7 @@ class CompressedFilter:
         if self._every:
             for tracker in self.trackers.values():
                 check_shareable(tracker, self._workers.size)
-        self._local = local_gradients(model)
-        self._local.keep = True
+        self._local = LocalGradients(model, self._workers)
         self._num_steps = 0
         self._stats: FilterStats | None = None
 
@@ -89,12 +88,13 @@ class CompressedFilter:
             self._share()
         self._stats = None
         self._filter.step()
+        self._local.send_buffers()
         self._num_steps += 1
 
     def detach(self) -> None:
         """Remove every hook; DDP averages gradients again. Can be called twice."""
         self._filter.detach()
-        self._local.keep = False
+        self._local.release()
 
     @property
     def is_attached(self) -> bool:

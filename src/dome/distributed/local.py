@@ -1,59 +1,68 @@
-"""DDP without its all-reduce: gradients stay those of the worker.
+"""DDP without its own communication: gradients stay those of the worker.
 
-A DDP model takes one communication hook in its life. Ours is registered once, and is
-DDP's own all-reduce again while no filter is attached.
+DDP averages gradients during ``backward()``, and now and then talks during
+``forward()`` too (buffers, the order of its buckets). A worker without samples at a
+step makes neither call, and the others would wait for it. So while a filter is
+attached, DDP is in the state of its ``no_sync()`` all the time, and what it would have
+sent is sent in the filter's own step: gradients, and the buffers of the first worker.
 """
 
-import weakref
+from itertools import groupby
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from dome.distributed.workers import Workers
+
 
 class LocalGradients:
-    """Whether the gradients of a DDP model stay local.
+    """Keeps the gradients of a DDP model local, from now until ``release()``.
 
     Args:
-        group: The workers of the model.
+        model: The DDP model.
+        workers: Its workers.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.keep = False
+    def __init__(self, model: DistributedDataParallel, workers: Workers) -> None:
+        check_switchable(model)
+        self._model, self._workers = model, workers
+        self._switch(False)
+
+    def release(self) -> None:
+        """Let DDP average gradients again."""
+        self._switch(True)
+
+    def _switch(self, on: bool) -> None:
+        self._model.require_backward_grad_sync = on
+        self._model.require_forward_param_sync = on
+
+    @torch.no_grad()
+    def send_buffers(self) -> None:
+        """Give all workers the buffers of the first, where DDP would do so."""
+        model = self._model
+        old_name = getattr(model, "broadcast_buffers", True)
+        if self._workers.size == 1 or not getattr(
+            model, "forward_sync_buffers", old_name
+        ):
+            return
+        buffers = sorted(model.modules_buffers, key=lambda buffer: str(buffer.dtype))
+        for _, group in groupby(buffers, key=lambda buffer: buffer.dtype):
+            self._send(list(group))
+
+    def _send(self, buffers: list[Tensor]) -> None:
+        """Those of one dtype, in one go."""
+        flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+        self._workers.broadcast_(flat, "buffers")
+        parts = flat.split([buffer.numel() for buffer in buffers])
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.copy_(part.view_as(buffer))
 
 
-_switches: "weakref.WeakKeyDictionary[DistributedDataParallel, LocalGradients]" = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def local_gradients(model: DistributedDataParallel) -> LocalGradients:
-    """The switch of a DDP model, registered with it at the first call."""
-    switch = _switches.get(model)
-    if switch is None:
-        switch = LocalGradients(model.process_group)
-        try:
-            model.register_comm_hook(switch, _hook)
-        except RuntimeError as error:
-            raise ValueError(
-                "this DDP model has a communication hook already, and takes only one: "
-                "wrap the module in a new DistributedDataParallel"
-            ) from error
-        _switches[model] = switch
-    return switch
-
-
-def _hook(
-    switch: LocalGradients,
-    bucket: dist.GradBucket,  # type: ignore[name-defined] # torch's stubs lack it
-) -> torch.futures.Future[Tensor]:
-    buffer = bucket.buffer()
-    if switch.keep:
-        done: torch.futures.Future[Tensor] = torch.futures.Future()
-        done.set_result(buffer)
-        return done
-    buffer.div_(dist.get_world_size(switch.group))
-    work = dist.all_reduce(buffer, group=switch.group, async_op=True)
-    return work.get_future().then(lambda future: future.value()[0])
+def check_switchable(model: DistributedDataParallel) -> None:
+    """Refuse a DDP model whose communication cannot be switched off."""
+    if model.static_graph:
+        raise ValueError(
+            "this DDP model has static_graph=True, and averages the gradients of its "
+            "first backward pass come what may: wrap the module without it"
+        )

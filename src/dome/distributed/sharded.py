@@ -26,7 +26,7 @@ from dome.distributed.greeting import (
     nothing_but,
     sample_counts,
 )
-from dome.distributed.local import local_gradients
+from dome.distributed.local import LocalGradients
 from dome.distributed.movement import Movement, describe_whole
 from dome.distributed.traffic import DistributedStats
 from dome.distributed.workers import Workers
@@ -54,7 +54,7 @@ class ShardedFilter:
     average over workers, the same on all.
 
     Args:
-        model: The DDP model; its communication hook is ours from now on.
+        model: The DDP model; its own communication is off from now on.
         rank: Number of directions K, or numbers by layer, as for ``GradientFilter``.
         samples: "per_sample", or "worker": each worker's local gradient is one sample,
             or with gradient accumulation each of its micro-batches.
@@ -112,11 +112,10 @@ class ShardedFilter:
             self._shard_of,
         )
         self._action = self._make_action()
-        self._local = local_gradients(model)
         self._source = source_for(
             SOURCES[samples], model.module, self._layout, batch_dim=batch_dim
         )
-        self._local.keep = True
+        self._local = LocalGradients(model, self._workers)
         self._handles: list[RemovableHandle] = []
         self._num_steps = 0
         self._norms = (1.0, 1.0)
@@ -139,6 +138,7 @@ class ShardedFilter:
         whole = self._movement.whole(gradient, "gradient")
         self._norms = norm, float(torch.linalg.vector_norm(whole)) if strength else norm
         self._layout.scatter_(pass_through(self._after, whole))
+        self._local.send_buffers()
         self._num_steps += 1
         self._source.arm(self._schedule.takes_samples(self._num_steps))
         self._seconds = time.perf_counter() - start
@@ -149,7 +149,7 @@ class ShardedFilter:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self._local.keep = False
+        self._local.release()
 
     @property
     def is_attached(self) -> bool:

@@ -1,8 +1,9 @@
 """Bytes that a worker sends, counted as they go, against what DDP would have sent.
 
 Letters: D numbers in the gradient, P workers. A ring all-reduce of n bytes sends
-2 (P − 1)/P n from every worker, an all-gather of n bytes a worker (P − 1) n, and an
-all-to-all all but a worker's own part. Frames of the network below are not counted.
+2 (P − 1)/P n from every worker, an all-gather of n bytes a worker (P − 1) n, an
+all-to-all all but a worker's own part, and a broadcast n from all but the last. Frames
+of the network below are not counted.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ from types import MappingProxyType
 from dome.diagnostics import FilterStats
 
 # What bytes may be for.
-KINDS = ("control", "sums", "samples", "gradient", "messages", "basis")
+KINDS = ("control", "sums", "samples", "gradient", "messages", "basis", "buffers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,12 @@ class DistributedStats(FilterStats):
         num_workers: P.
         sent: Bytes sent in the last step, by what they were for: "control" (who has
             samples and gradients), "sums" (small matrices), "samples", "gradient",
-            "messages" (of a compressor) and "basis" (synchronisation, checkpoints).
+            "messages" (of a compressor), "basis" (synchronisation, checkpoints) and
+            "buffers" (of the model, where DDP sends them too).
         bytes_sent: All of them.
         total_bytes_sent: The same since the beginning, checkpoints included.
-        ddp_bytes: What DDP's ring all-reduce of the gradient sends a step.
+        ddp_bytes: What DDP's ring all-reduce of the gradient sends a step; it sends
+            buffers besides.
         total_ddp_bytes: The same for all steps since the beginning.
     """
 
@@ -80,6 +83,11 @@ class Traffic:
     def gathered(self, kind: str, num_bytes: int) -> None:
         """An all-gather of so many bytes a worker."""
         self.count(kind, (self._num_workers - 1) * num_bytes)
+
+    def passed_on(self, kind: str, num_bytes: int) -> None:
+        """A broadcast of so many bytes, from worker to worker."""
+        is_last = self._worker == self._num_workers - 1
+        self.count(kind, 0 if is_last else num_bytes)
 
     def stats(self, base: FilterStats, gradient_bytes: int) -> DistributedStats:
         """The record of a step, with the bytes of it."""

@@ -78,13 +78,18 @@ class Workers:
             _all_gather(everyone, tensor, group=self.group)
         return everyone
 
+    def broadcast_(self, tensor: Tensor, kind: str) -> None:
+        """Overwrite a tensor by that of the first worker."""
+        self.traffic.passed_on(kind, tensor.nbytes)
+        with self._waiting(f"the {kind} of the first worker"):
+            dist.broadcast(tensor, group=self.group, group_src=0)
+
     def agree_on(self, generator: torch.Generator | None) -> torch.Generator | None:
         """A generator in the state that it has on the first worker."""
         if generator is None:
             return None
         state = generator.get_state().to(self.device)
-        with self._waiting("the state of a generator"):
-            dist.broadcast(state, group=self.group, group_src=0)
+        self.broadcast_(state, "control")
         generator.set_state(state.cpu())
         return generator
 
