@@ -11,11 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dome import compression
+    from dome import compression, distributed
     from dome.attachment import attach
     from dome.filter import GradientFilter
     from dome.planning import Plan, plan
     from dome.samples import per_sample_gradients
+    from dome.scaling import WorkersPlan, plan_workers
     from dome.trackers import IncrementalSVD, StreamingPower
     from dome.verification import Report, verify
 
@@ -25,10 +26,13 @@ _HOMES = {
     "Plan": "dome.planning",
     "Report": "dome.verification",
     "StreamingPower": "dome.trackers",
+    "WorkersPlan": "dome.scaling",
     "attach": "dome.attachment",
     "compression": "dome.compression",
+    "distributed": "dome.distributed",
     "per_sample_gradients": "dome.samples",
     "plan": "dome.planning",
+    "plan_workers": "dome.scaling",
     "verify": "dome.verification",
 }
 
@@ -38,10 +42,13 @@ __all__ = [
     "Plan",
     "Report",
     "StreamingPower",
+    "WorkersPlan",
     "attach",
     "compression",
+    "distributed",
     "per_sample_gradients",
     "plan",
+    "plan_workers",
     "verify",
 ]
 
@@ -50,7 +57,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'dome' has no attribute {name!r}")
     module = import_module(_HOMES[name])
-    # `compression` is a module itself.
+    # `compression` and `distributed` are modules themselves.
     value = globals()[name] = getattr(module, name, module)
     return value
 

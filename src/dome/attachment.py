@@ -2,16 +2,30 @@
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from dome.filter import GradientFilter
 
-_filter_of: "weakref.WeakKeyDictionary[Optimizer, GradientFilter]" = (
-    weakref.WeakKeyDictionary()
-)
+
+class Steps(Protocol):
+    """What can be called before an optimizer's step: a filter of any kind."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether an optimizer calls this filter."""
+
+    def step(self) -> None:
+        """Filter ``.grad`` in place."""
+
+    def hook_into(self, handle: RemovableHandle) -> None:
+        """Remember a hook that calls this filter, for ``detach`` to remove."""
+
+
+_filter_of: "weakref.WeakKeyDictionary[Optimizer, Steps]" = weakref.WeakKeyDictionary()
 
 
 def attach(
@@ -33,20 +47,30 @@ def attach(
     Returns:
         The filter; ``.detach()`` undoes this call.
     """
+    check_no_filter(optimizer)
+    ours = [p for group in optimizer.param_groups for p in group["params"]]
+    grad_filter = GradientFilter(model, rank, parameters=ours, **options)
+    call_before_step(optimizer, grad_filter)
+    return grad_filter
+
+
+def check_no_filter(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that calls a filter already."""
     previous = _filter_of.get(optimizer)
     if previous is not None and previous.is_attached:
         raise RuntimeError(
             "this optimizer already has a filter, a second one would filter twice: "
             "call detach() on the first"
         )
-    ours = [p for group in optimizer.param_groups for p in group["params"]]
-    grad_filter = GradientFilter(model, rank, parameters=ours, **options)
+
+
+def call_before_step(optimizer: Optimizer, grad_filter: Steps) -> None:
+    """Let an optimizer call a filter before every step, or after every closure."""
     grad_filter.hook_into(optimizer.register_step_pre_hook(_before_step(grad_filter)))
     _filter_of[optimizer] = grad_filter
-    return grad_filter
 
 
-def _before_step(grad_filter: GradientFilter) -> Callable[..., Any]:
+def _before_step(grad_filter: Steps) -> Callable[..., Any]:
     def hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         # args[0] is the optimizer itself: torch hooks the unbound method.
         position = len(args) > 1

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from dome.layout import Block, Layout
+from dome.shard import Shard
 from dome.trackers import TRACKERS, Tracker
 
 
@@ -15,6 +16,7 @@ def make_trackers(
     tracker: str | Callable[[int, int], Tracker],
     options: Mapping[str, Any],
     basis_dtype: torch.dtype | None,
+    shard_of: Callable[[Block], Shard] | None = None,
 ) -> tuple[tuple[Block, ...], tuple[Tracker, ...]]:
     """The blocks that are filtered, and a tracker for each.
 
@@ -24,26 +26,30 @@ def make_trackers(
         tracker: A name in ``TRACKERS``, or a function (dim, rank) -> tracker.
         options: oversample, forget and generator, for trackers chosen by name.
         basis_dtype: Storage of the bases; None for the parameters' own precision.
+        shard_of: Which of a block's rows are held here, if not all; trackers then get
+            it as the option ``shard``.
     """
     ranks = _ranks(layout, rank)
     blocks = tuple(block for block in layout.blocks if block.name in ranks)
+    held = {b.name: {"shard": shard_of(b)} if shard_of else {} for b in blocks}
     if callable(tracker):
         if options["oversample"] or options["forget"] is not None:
             raise ValueError(
                 "oversample and forget belong to the named trackers: "
                 "set them in your own tracker's constructor"
             )
-        return blocks, tuple(tracker(b.dim, ranks[b.name]) for b in blocks)
+        make: Callable[..., Tracker] = tracker
+        return blocks, tuple(make(b.dim, ranks[b.name], **held[b.name]) for b in blocks)
     if tracker not in TRACKERS:
         raise ValueError(
             f"tracker must be one of {tuple(TRACKERS)} or a function (dim, rank) -> "
             f"tracker, got {tracker!r}"
         )
     dtype = layout.dtype if basis_dtype is None else basis_dtype
+    options = {"dtype": dtype, "device": layout.device, **options}
     make = TRACKERS[tracker]
     return blocks, tuple(
-        make(b.dim, ranks[b.name], dtype=dtype, device=layout.device, **options)
-        for b in blocks
+        make(b.dim, ranks[b.name], **options, **held[b.name]) for b in blocks
     )
 
 

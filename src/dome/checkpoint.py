@@ -5,7 +5,7 @@ safetensors. Every tracked parameter is in it by name, with its shape, so that t
 of another model is refused by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -35,6 +35,22 @@ def below_prefix(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, value in state.items()
         if name.startswith(prefix)
     }
+
+
+def stages(after: Sequence[object]) -> dict[str, Tensor]:
+    """The states of those stages behind the filter that have one."""
+    state: dict[str, Tensor] = {}
+    for i, stage in enumerate(after):
+        if hasattr(stage, "state_dict"):
+            state |= with_prefix(f"{AFTER}{i}.", stage.state_dict())
+    return state
+
+
+def load_stages(after: Sequence[object], state: Mapping[str, Tensor]) -> None:
+    """Give each stage behind the filter its state back."""
+    for i, stage in enumerate(after):
+        if hasattr(stage, "load_state_dict"):
+            stage.load_state_dict(below_prefix(f"{AFTER}{i}.", state))
 
 
 def check_model(layout: Layout, state: Mapping[str, Tensor]) -> None:

@@ -1,8 +1,8 @@
 """The filter between ``backward()`` and ``optimizer.step()``.
 
 Shapes: G (B, D) gradient samples, g (D,) the batch gradient, U (D, K) the basis. At
-    every
-step the samples of the batch turn the basis, then g − U Uᵀ g takes the place of g.
+every step the samples of the batch turn the basis, then g − U Uᵀ g takes the place of
+g.
 """
 
 import time
@@ -19,9 +19,8 @@ from dome.blocks import make_trackers
 from dome.diagnostics import FilterStats, collect_stats
 from dome.layout import Layout
 from dome.samples import source_for
+from dome.schedule import Schedule
 from dome.trackers import StreamingPower, Tracker
-
-LOSS_REDUCTIONS = ("mean", "sum")
 
 Downstream = Callable[[Tensor], Tensor]
 TrackerFactory = Callable[[int, int], Tracker]
@@ -79,21 +78,10 @@ class GradientFilter:
         scaler: torch.amp.GradScaler | None = None,
         parameters: Iterable[Tensor] | None = None,
     ) -> None:
-        if update_every < 1:
-            raise ValueError(f"update_every must be at least 1, got {update_every}")
-        if warmup < 0:
-            raise ValueError(f"warmup must not be negative, got {warmup}")
-        if loss_reduction not in LOSS_REDUCTIONS:
-            raise ValueError(
-                f"loss_reduction must be one of {LOSS_REDUCTIONS}, "
-                f"got {loss_reduction!r}"
-            )
-        if not callable(strength):
-            _check_strength(strength)
-        self._strength, self._warmup = strength, warmup
-        self._update_every, self._loss_reduction = update_every, loss_reduction
+        self._schedule = Schedule(
+            update_every, strength, warmup, loss_reduction, scaler
+        )
         self._after = (after,) if callable(after) else tuple(after)
-        self._scaler = scaler
         self._layout = Layout(model, layout, only=parameters)
         self._blocks, self._trackers = make_trackers(
             self._layout,
@@ -112,10 +100,11 @@ class GradientFilter:
     def step(self) -> None:
         """Take the samples of this step, turn the basis, filter ``.grad`` in place."""
         start = time.perf_counter()
-        rows = self._source.take() if self._takes_samples() else None
+        taking = self._schedule.takes_samples(self._num_steps)
+        rows = self._source.take() if taking else None
         self._filter(rows)
         self._num_steps += 1
-        self._source.arm(self._takes_samples())
+        self._source.arm(self._schedule.takes_samples(self._num_steps))
         self._seconds = time.perf_counter() - start
 
     @torch.no_grad()
@@ -172,11 +161,7 @@ class GradientFilter:
         for name, tracker in self.trackers.items():
             prefix = f"{checkpoint.BLOCK}{name}."
             state |= checkpoint.with_prefix(prefix, tracker.state_dict())
-        for i, stage in enumerate(self._after):
-            if hasattr(stage, "state_dict"):
-                prefix = f"{checkpoint.AFTER}{i}."
-                state |= checkpoint.with_prefix(prefix, stage.state_dict())
-        return state
+        return state | checkpoint.stages(self._after)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state; one of another model, layout or rank is refused."""
@@ -189,14 +174,10 @@ class GradientFilter:
         checkpoint.check_blocks(own, state)
         for name, tracker in self.trackers.items():
             tracker.load_state_dict(saved[name])
-        for i, stage in enumerate(self._after):
-            if hasattr(stage, "load_state_dict"):
-                stage.load_state_dict(
-                    checkpoint.below_prefix(f"{checkpoint.AFTER}{i}.", state)
-                )
+        checkpoint.load_stages(self._after, state)
         self._num_steps = int(state["num_steps"])
         self._source.discard()
-        self._source.arm(self._takes_samples())
+        self._source.arm(self._schedule.takes_samples(self._num_steps))
 
     def __enter__(self) -> Self:
         return self
@@ -208,16 +189,6 @@ class GradientFilter:
         traceback: TracebackType | None,
     ) -> None:
         self.detach()
-
-    def _takes_samples(self) -> bool:
-        return self._num_steps % self._update_every == 0
-
-    def _sample_scale(self, num_rows: int) -> float:
-        """What turns captured rows into gradients of single samples."""
-        # The rows add up to the batch gradient; a mean loss divided each by their
-        # number.
-        scale = float(num_rows) if self._loss_reduction == "mean" else 1.0
-        return scale if self._scaler is None else scale / self._scaler.get_scale()
 
     def _columns(self) -> Iterator[tuple[slice, Tracker]]:
         for block, tracker in zip(self._blocks, self._trackers, strict=True):
@@ -232,13 +203,7 @@ class GradientFilter:
         if strength:
             filtered = self._filtered(gradient, strength, self._known(rows, gradient))
         self._norms = norm, torch.linalg.vector_norm(filtered) if strength else norm
-        for stage in self._after:
-            filtered = stage(filtered)
-            if filtered.shape != gradient.shape:
-                raise ValueError(
-                    f"{stage!r} in after returned shape {tuple(filtered.shape)} for a "
-                    f"gradient of shape {tuple(gradient.shape)}"
-                )
+        filtered = pass_through(self._after, filtered)
         if filtered is not gradient:
             self._layout.scatter_(filtered)
 
@@ -246,7 +211,7 @@ class GradientFilter:
         """Turn the basis towards the captured rows, if there are any."""
         if rows is None:
             return
-        scale = self._sample_scale(len(rows))
+        scale = self._schedule.sample_scale(len(rows))
         for columns, tracker in self._columns():
             tracker.update(rows[:, columns], scale)
 
@@ -256,39 +221,53 @@ class GradientFilter:
         It does as long as nobody clipped or changed ``.grad``. Then the update has
         Uᵀ g already, which saves the filter one of two passes over U.
         """
-        if rows is None or rows.dtype != gradient.dtype:
+        if rows is None or not adds_up(rows, gradient):
             return None
-        difference = rows.sum(dim=0).sub_(gradient)
-        # Rounding of a sum of B rows in another order.
-        limit = 4 * torch.finfo(gradient.dtype).eps * torch.linalg.vector_norm(gradient)
-        if not bool(torch.linalg.vector_norm(difference) <= limit):
-            return None
-        return len(rows) / self._sample_scale(len(rows))
+        return len(rows) / self._schedule.sample_scale(len(rows))
 
     def _filtered(
         self, gradient: Tensor, strength: float, known: float | None
     ) -> Tensor:
         if len(self._trackers) == 1 and self._blocks[0].dim == self._layout.dim:
-            return _project(self._trackers[0], gradient, strength, known)
+            return project(self._trackers[0], gradient, strength, known)
         filtered = gradient.clone()
         for columns, tracker in self._columns():
-            filtered[columns] = _project(tracker, gradient[columns], strength, known)
+            filtered[columns] = project(tracker, gradient[columns], strength, known)
         return filtered
 
     def _current_strength(self, gradient: Tensor, norm: Tensor) -> float:
         """How much of the removed part to remove at this step, 0 for only watching."""
-        strength = self._strength
-        if callable(strength):
-            strength = strength(self._num_steps)
-            _check_strength(strength)
         # A gradient that is not finite would spread to every parameter through U Uᵀ g:
         # leave it where it is, for the user to see. A norm may overflow by itself.
         finite = bool(norm.isfinite()) or bool(gradient.isfinite().all())
-        watching = self._num_steps < self._warmup
-        return 0.0 if watching or not finite else strength
+        strength = self._schedule.strength_at(self._num_steps)
+        return strength if finite else 0.0
 
 
-def _project(
+def adds_up(rows: Tensor, gradient: Tensor) -> bool:
+    """Whether captured rows (B, D) are all of a gradient (D,), up to rounding."""
+    if rows.dtype != gradient.dtype:
+        return False
+    difference = rows.sum(dim=0).sub_(gradient)
+    # Rounding of a sum of B rows in another order.
+    limit = 4 * torch.finfo(gradient.dtype).eps * torch.linalg.vector_norm(gradient)
+    return bool(torch.linalg.vector_norm(difference) <= limit)
+
+
+def pass_through(after: Sequence[Downstream], gradient: Tensor) -> Tensor:
+    """What becomes of a filtered gradient (D,) behind the filter."""
+    shape = gradient.shape
+    for stage in after:
+        gradient = stage(gradient)
+        if gradient.shape != shape:
+            raise ValueError(
+                f"{stage!r} in after returned shape {tuple(gradient.shape)} for a "
+                f"gradient of shape {tuple(shape)}"
+            )
+    return gradient
+
+
+def project(
     tracker: Tracker, gradient: Tensor, strength: float, known: float | None
 ) -> Tensor:
     """The gradient without its part in a tracker's span.
@@ -304,10 +283,3 @@ def _project(
         if mean is not None:
             return tracker.project_out(gradient, strength, coordinates=known * mean)
     return tracker.project_out(gradient, strength)
-
-
-def _check_strength(strength: float) -> None:
-    if not 0 <= strength <= 1:
-        raise ValueError(
-            f"strength must lie between 0 (remove nothing) and 1, got {strength}"
-        )

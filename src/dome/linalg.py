@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 
+from dome.shard import Total, alone
+
 # What is converted or written at a time: beside U and the samples, only so much exists.
 BLOCK_ROWS = 4096
 # What is read at a time where it needs no conversion: only its products take room.
@@ -53,7 +55,7 @@ def sum_of_products(A: Tensor, C: Tensor) -> Tensor:
     several threads, where a product with a thin A or a single vector runs on one.
     """
     length = min(PIECE_ROWS, C.shape[0])
-    num = C.shape[0] // length
+    num = C.shape[0] // length if length else 0
     end = num * length
     pieces = A[:, :end].unflatten(1, (num, length)).transpose(0, 1)
     products = torch.bmm(pieces, C[:end].unflatten(0, (num, length)))
@@ -211,7 +213,12 @@ class Products:
 
 
 def products(
-    U: Tensor, G: Tensor, *, pairwise: bool, waiting: Tensor | None = None
+    U: Tensor,
+    G: Tensor,
+    *,
+    pairwise: bool,
+    waiting: Tensor | None = None,
+    total: Total = alone,
 ) -> Products:
     """Products of samples with each other and with a basis.
 
@@ -225,11 +232,12 @@ def products(
         pairwise: Whether to form H Hᵀ, which costs 2 D B² flops, or its diagonal alone.
         waiting: Rows (P, D) that count as further columns of the basis: V is then
             (B, K + P) and m (K + P,).
+        total: Adds up sums over the rows of U, where other workers hold the others.
     """
     W = U.new_zeros(0, len(U)) if waiting is None else waiting
-    seen = _products_then_center(U, W, G, pairwise)
+    seen = _products_then_center(U, W, G, pairwise, total)
     if seen.is_finite() and seen.mean_is_long(LONG_MEAN):
-        return _center_then_products(U, W, G, pairwise)
+        return _center_then_products(U, W, G, pairwise, total)
     return seen
 
 
@@ -241,7 +249,9 @@ def _coordinates(block: Tensor, U: Tensor, W: Tensor, rows: slice) -> Tensor:
     return torch.cat([own, sum_of_products(block, W[:, rows].T)], dim=1)
 
 
-def _products_then_center(U: Tensor, W: Tensor, G: Tensor, pairwise: bool) -> Products:
+def _products_then_center(
+    U: Tensor, W: Tensor, G: Tensor, pairwise: bool, total: Total
+) -> Products:
     B, dtype = len(G), compute_dtype(U.dtype)
     GU = U.new_zeros(B, U.shape[1] + len(W), dtype=torch.float64)
     inner = U.new_zeros((B, B) if pairwise else (B,), dtype=torch.float64)
@@ -254,6 +264,7 @@ def _products_then_center(U: Tensor, W: Tensor, G: Tensor, pairwise: bool) -> Pr
         else:
             inner += torch.linalg.vecdot(block, block)
             Gmu += block @ block.mean(dim=0)
+    GU, inner, Gmu = total(GU, inner, Gmu)
     if pairwise:
         Gmu = inner.mean(dim=1)
     mu2 = Gmu.mean()
@@ -283,7 +294,9 @@ def _self_products(block: Tensor) -> Tensor:
     return total
 
 
-def _center_then_products(U: Tensor, W: Tensor, G: Tensor, pairwise: bool) -> Products:
+def _center_then_products(
+    U: Tensor, W: Tensor, G: Tensor, pairwise: bool, total: Total
+) -> Products:
     B, dtype = len(G), compute_dtype(U.dtype)
     coords = U.new_zeros(B + 1, U.shape[1] + len(W), dtype=torch.float64)
     inner = U.new_zeros(B + 1, B + 1 if pairwise else 1, dtype=torch.float64)
@@ -295,6 +308,7 @@ def _center_then_products(U: Tensor, W: Tensor, G: Tensor, pairwise: bool) -> Pr
         coords += _coordinates(block, U, W, rows)
         inner += block @ block[-inner.shape[1] :].T
         diagonal += torch.linalg.vecdot(block[:B], block[:B])
+    coords, inner, diagonal = total(coords, inner, diagonal)
     # Rounding leaves a mean of the order of the precision; H has none.
     V = coords[:B] - coords[:B].mean(dim=0)
     return Products(
@@ -319,7 +333,9 @@ def _centered(G: Tensor, rows: slice, dtype: torch.dtype) -> Tensor:
     return block - block.mean(dim=0)
 
 
-def outside(U: Tensor, G: Tensor, V: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def outside(
+    U: Tensor, G: Tensor, V: Tensor, scale: float, total: Total = alone
+) -> tuple[Tensor, Tensor]:
     """What centred samples have outside a basis, formed explicitly, block by block.
 
         H⊥ = H − V Uᵀ,  returns  H⊥ U  and  H⊥ H⊥ᵀ
@@ -333,6 +349,7 @@ def outside(U: Tensor, G: Tensor, V: Tensor, scale: float) -> tuple[Tensor, Tens
         G: Samples, shape (B, D); H is ``scale * G`` centred.
         V: H U, shape (B, K).
         scale: Factor on the samples.
+        total: Adds up sums over the rows of U, where other workers hold the others.
     """
     dtype = compute_dtype(U.dtype)
     correction = torch.zeros_like(V)
@@ -343,4 +360,5 @@ def outside(U: Tensor, G: Tensor, V: Tensor, scale: float) -> tuple[Tensor, Tens
         block = torch.addmm(_centered(G, rows, dtype), coords, basis.T, alpha=-1)
         correction += block @ basis
         inner += block @ block.T
+    correction, inner = total(correction, inner)
     return correction * scale, inner * scale**2

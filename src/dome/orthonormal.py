@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dome.linalg import compute_dtype, gram, recombine_, row_blocks
+from dome.shard import Shard
 
 CONVERGING = 1e-3  # error from which the next sweep leaves nothing but rounding
 DEPENDENT = 1e-6  # squared norm of what a unit column has of its own, at least
@@ -55,18 +56,21 @@ def _gram_schmidt(C: Tensor, floor: float, most: int) -> tuple[Tensor, Tensor]:
     return inverse, left
 
 
-def orthogonality_limit(U: Tensor) -> float:
-    """How small |UᵀU − I| can be expected to be when U is stored in its dtype."""
-    eps = torch.finfo(U.dtype).eps
-    if compute_dtype(U.dtype) == U.dtype:
+def orthogonality_limit(dtype: torch.dtype, dim: int) -> float:
+    """How small |UᵀU − I| can be expected to be for D rows stored in a dtype."""
+    eps = torch.finfo(dtype).eps
+    if compute_dtype(dtype) == dtype:
         return 4 * eps
     # Rounding to 16 bits perturbs every entry by itself: errors add up as a random
     # walk.
-    return 2 * eps / U.shape[0] ** 0.5
+    return 2 * eps / dim**0.5
 
 
 def orthonormalize_(
-    U: Tensor, generator: torch.Generator, empty: Tensor | None = None
+    U: Tensor,
+    generator: torch.Generator,
+    empty: Tensor | None = None,
+    shard: Shard | None = None,
 ) -> Tensor:
     """Make the columns of U orthonormal in place, through repeated Cholesky QR.
 
@@ -77,23 +81,25 @@ def orthonormalize_(
         U: Tall matrix, shape (D, K), K at most D.
         generator: Source of the random directions, on U's device.
         empty: Mask of columns to fill, shape (K,).
+        shard: Which of all rows those of U are; all, if not given.
 
     Returns:
         Largest entry of |UᵀU − I| that is left, a scalar.
     """
     K = U.shape[1]
+    shard = Shard.whole(len(U)) if shard is None else shard
     fill = (
         torch.zeros(K, dtype=torch.bool, device=U.device)
         if empty is None
         else empty.clone()
     )
     eye = torch.eye(K, dtype=torch.float64, device=U.device)
-    target = orthogonality_limit(U)
+    target = orthogonality_limit(U.dtype, shard.dim)
     error = eye.new_tensor(torch.inf)
     for _ in range(10):
         if fill.any():
-            _fill_(U, fill, generator)
-        C = gram(U)
+            _fill_(U, fill, generator, shard)
+        (C,) = shard.total(gram(U))
         before, error = error, (C - eye).abs().max()
         # Sweeps converge quadratically, once they do, down to rounding.
         settled = error < CONVERGING and error > before / 2
@@ -112,9 +118,16 @@ def orthonormalize_(
     return error
 
 
-def _fill_(U: Tensor, columns: Tensor, generator: torch.Generator) -> None:
+def _fill_(
+    U: Tensor, columns: Tensor, generator: torch.Generator, shard: Shard
+) -> None:
+    """Random columns; a shard draws those of all rows and keeps its own.
+
+    So the directions are the same for any number of workers. A generator cannot be
+    moved ahead on every device: that each draws D numbers a column is the price.
+    """
     index = columns.nonzero().squeeze(1)
-    for rows in row_blocks(U.shape[0]):
+    for rows in row_blocks(shard.dim):
         num_rows = rows.stop - rows.start
         noise = torch.randn(
             num_rows,
@@ -123,4 +136,8 @@ def _fill_(U: Tensor, columns: Tensor, generator: torch.Generator) -> None:
             device=U.device,
             dtype=compute_dtype(U.dtype),
         )
-        U[rows, index] = (noise / U.shape[0] ** 0.5).to(U.dtype)
+        first, last = max(rows.start, shard.start), min(rows.stop, shard.stop)
+        if first < last:
+            kept = noise[first - rows.start : last - rows.start]
+            here = slice(first - shard.start, last - shard.start)
+            U[here, index] = (kept / shard.dim**0.5).to(U.dtype)

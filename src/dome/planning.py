@@ -130,6 +130,11 @@ def update_flops(dim: int, rank: int, batch_size: int) -> int:
     return dim * (4 * B * K + 2 * K * K + 2 * min(B * B, K * K + B * K) + 4 * K)
 
 
+def filter_memory(dim: int, rank: int, batch_size: int, itemsize: int) -> int:
+    """Bytes of a filter with one basis, stored in ``itemsize`` bytes a number."""
+    return _memory([dim], rank, batch_size, itemsize)
+
+
 def _memory(dims: Sequence[int], rank: int, batch_size: int, itemsize: int) -> int:
     """Bytes of bases, samples, one block of rows, small matrices, gradient copies."""
     basis = sum(dim * min(rank, dim) for dim in dims) * itemsize

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dome import linalg
 from dome.linalg import Products, compute_dtype
+from dome.shard import Total, alone
 
 TRIANGULAR_COLUMNS = 64  # from which the zero quarter of a triangular P is left out
 WAITING_SHARE = 0.14  # of the K + B rows that U and the samples are; may wait
@@ -32,10 +33,11 @@ class Tall:
     """U in its storage format.
 
     Args:
-        dim: Rows D.
+        dim: Rows D, or those of them that are held here.
         width: Columns K.
         dtype: Storage format; products are formed in float32 at least.
         device: Where it lives.
+        total: Adds up sums over the rows, where other workers hold the others.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class Tall:
         width: int,
         dtype: torch.dtype,
         device: torch.device | str | None,
+        total: Total = alone,
     ) -> None:
+        self._total = total
         self._stored = torch.zeros(dim, width, dtype=dtype, device=device)
         self._room = self._stored.new_empty(0, dim, dtype=compute_dtype(dtype))
         self._num_waiting = 0
@@ -101,7 +105,9 @@ class Tall:
     def products(self, G: Tensor, *, pairwise: bool) -> Products:
         """Products of samples (B, D) with each other and with U."""
         waiting = self._waiting() if self._num_waiting else None
-        seen = linalg.products(self._stored, G, pairwise=pairwise, waiting=waiting)
+        seen = linalg.products(
+            self._stored, G, pairwise=pairwise, waiting=waiting, total=self._total
+        )
         if waiting is None:
             return seen
         return replace(seen, V=seen.V @ self._Q, m=seen.m @ self._Q)
@@ -110,10 +116,10 @@ class Tall:
         """Uᵀ g for a gradient of shape (D,): float64, (K,)."""
         c = linalg.coefficients(self._stored, gradient[None])[0]
         if not self._num_waiting:
-            return c
+            return self._total(c)[0]
         W = self._waiting()
         waiting = linalg.sum_of_products(gradient[None].to(W.dtype), W.T)[0]
-        return torch.cat([c, waiting]) @ self._Q
+        return self._total(torch.cat([c, waiting]))[0] @ self._Q
 
     def subtract(self, gradient: Tensor, c: Tensor) -> Tensor:
         """g − U c for a gradient of shape (D,) and coordinates (K,)."""

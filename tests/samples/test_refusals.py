@@ -57,7 +57,7 @@ def test_compiled_models_are_refused_with_a_sentence():
 @pytest.mark.parametrize("kind", ["per_sample", "microbatch"])
 def test_data_parallel_wrappers_are_refused_with_a_sentence(kind):
     model = nn.DataParallel(nn.Linear(3, 2))
-    with pytest.raises(ValueError, match=r"by DataParallel.*filter in one process"):
+    with pytest.raises(ValueError, match=r"by DataParallel.*dome.distributed.attach"):
         source_for(kind, model, Layout(model))
 
 

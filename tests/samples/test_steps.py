@@ -33,6 +33,15 @@ def test_take_hands_over_and_forgets(model, source):
     assert source.take() is None
 
 
+def test_an_empty_batch_has_no_rows_and_takes_none_away(model, source):
+    empty = model(torch.randn(0, 3)).sum()
+    empty.backward()
+    assert source.take() is None
+    backward(model, torch.randn(4, 3))
+    model(torch.randn(0, 3)).sum().backward()
+    assert source.take().shape == (4, 26)
+
+
 def test_one_buffer_is_kept_from_step_to_step(model, source):
     places = set()
     for size in (6, 6, 4, 6):

@@ -13,7 +13,7 @@ def check_one_process(model: nn.Module) -> None:
             raise ValueError(
                 f"the model is spread over workers by {type(module).__name__}: each "
                 "would turn a basis its own way and their parameters would drift "
-                "apart; filter in one process"
+                "apart; use dome.distributed.attach"
             )
 
 

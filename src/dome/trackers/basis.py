@@ -6,8 +6,16 @@ Shapes: U (D, W) with W = K + oversample orthonormal columns, G (B, D) samples.
 import torch
 from torch import Tensor
 
-from dome.linalg import LONG_MEAN, Products, coefficients, compute_dtype, gram
+from dome.linalg import (
+    LONG_MEAN,
+    Products,
+    coefficients,
+    compute_dtype,
+    gram,
+    row_blocks,
+)
 from dome.orthonormal import orthogonality_limit, orthonormalize_
+from dome.shard import Shard
 from dome.tall import Tall
 from dome.trackers.protocol import Update
 
@@ -31,6 +39,7 @@ class Basis:
         dtype: Storage of U.
         device: Where U lives.
         generator: Gives the seed of every random direction; a fixed seed without it.
+        shard: The rows that are held here, if other workers hold the others.
     """
 
     def __init__(
@@ -41,16 +50,18 @@ class Basis:
         dtype: torch.dtype,
         device: torch.device | str | None,
         generator: torch.Generator | None,
+        shard: Shard | None = None,
     ) -> None:
         if oversample < 0:
             raise ValueError(f"oversample must not be negative, got {oversample}")
         if dtype not in STORAGE:
             raise ValueError(f"dtype must be one of {STORAGE}, got {dtype}")
-        self.dim = dim
+        self._shard = Shard.whole(dim) if shard is None else shard
+        self.total = self._shard.total
         self.rank, self.oversample = rank, min(oversample, dim - rank)
         self.width = rank + self.oversample
         self.compute_dtype = compute_dtype(dtype)
-        self._tall = Tall(dim, self.width, dtype, device)
+        self._tall = Tall(self._shard.num_rows, self.width, dtype, device, self.total)
         self._beyond = torch.arange(self.width, device=device) >= rank
         self.orthogonality_error = 0.0
         self._seed = DEFAULT_SEED if generator is None else _draw_seed(generator)
@@ -94,6 +105,18 @@ class Basis:
         centered = seen is not None and seen.mean_is_long(LONG_MEAN)
         self._tall.recombine_(P, G, M, centered=centered, may_wait=may_wait)
 
+    def add_action_(self, s: Tensor, a: float, action: Tensor) -> None:
+        """U ← U diag(s) + a W for a tall W of U's shape."""
+        U, s = self._tall.settled(), s.to(self.compute_dtype)
+        for rows in row_blocks(len(U)):
+            new = U[rows].to(self.compute_dtype) * s
+            U[rows] = new.add_(action[rows], alpha=a).to(U.dtype)
+
+    def coordinates_of(self, G: Tensor, scale: float) -> Tensor:
+        """Coordinates of the samples ``scale * G`` in U, shape (B, W)."""
+        (GU,) = self.total(coefficients(self._tall.settled(), G))
+        return scale * GU
+
     def _removed(self, c: Tensor) -> Tensor:
         """Of coordinates in U, those along the directions that are removed."""
         if self._leading is not None:
@@ -102,7 +125,7 @@ class Basis:
 
     def gram(self) -> Tensor:
         """Uᵀ U, shape (W, W)."""
-        return gram(self._tall.settled())
+        return self.total(gram(self._tall.settled()))[0]
 
     def orthonormalize_(
         self, update: int, empty: Tensor | None = None, num_columns: int | None = None
@@ -112,12 +135,12 @@ class Basis:
         # directions.
         U = self._tall.settled()
         generator = torch.Generator(U.device).manual_seed(self._seed + update)
-        error = orthonormalize_(U[:, :num_columns], generator, empty)
+        error = orthonormalize_(U[:, :num_columns], generator, empty, self._shard)
         self.orthogonality_error = float(error)
 
     def check_orthogonality(self, update: int) -> None:
         """Measure |UᵀU − I| now and then, and mend what rounding did to it."""
-        if update == 0 or update % self._check_every:
+        if not self.is_checked_before(update):
             return
         C = self.gram()
         # Zero columns, always the last ones, have not been reached by the data yet.
@@ -126,8 +149,13 @@ class Basis:
             return
         eye = torch.eye(present, dtype=C.dtype, device=C.device)
         self.orthogonality_error = float((C[:present, :present] - eye).abs().max())
-        if self.orthogonality_error > orthogonality_limit(self.U):
+        limit = orthogonality_limit(self.U.dtype, self._shard.dim)
+        if self.orthogonality_error > limit:
             self.orthonormalize_(update, num_columns=present)
+
+    def is_checked_before(self, update: int) -> bool:
+        """Whether U may be mended before this update."""
+        return update > 0 and update % self._check_every == 0
 
     def update_of(
         self,
@@ -135,13 +163,12 @@ class Basis:
         P: Tensor | None = None,
         M: Tensor | None = None,
         measured: Tensor | None = None,
-        scale: float = 1.0,
     ) -> Update:
         """The record of U ← U P + Hᵀ M, or of no change.
 
-        Uᵀg of the new basis follows from what was seen with the old one, as long as the
-        new one is exactly that combination and H Hᵀ is known. Otherwise the samples
-        themselves, ``scale * measured``, are multiplied by U.
+        The coordinates G U (B, W) with the new basis follow from what was seen with the
+        old one, as long as the new one is exactly that combination and H Hᵀ is known.
+        Otherwise they are to be ``measured``.
         """
         old = seen.V + seen.m
         overlap = torch.eye(self.width, dtype=old.dtype, device=old.device)
@@ -149,9 +176,8 @@ class Basis:
         if P is not None and M is not None:
             overlap = P + seen.V.T @ M
             if measured is None:
-                new = old @ P + (seen.K + seen.Hmu) @ M
-            else:
-                new = scale * coefficients(self._tall.settled(), measured)
+                measured = old @ P + (seen.K + seen.Hmu) @ M
+            new = measured
         new = new[:, : self.rank] if self._leading is None else new @ self._leading
         # Rows of directions that were not there yet are zero and do not count.
         num_old = (overlap.square().sum(dim=1) > 0).sum().clamp(min=1)
@@ -187,9 +213,10 @@ class Basis:
         self, gradient: Tensor, strength: float, coordinates: Tensor | None = None
     ) -> Tensor:
         """g − strength · U Uᵀ g, shape (D,); Uᵀ g (W,) is computed if not given."""
-        if gradient.shape != (self.dim,):
+        num_rows = self._shard.num_rows
+        if gradient.shape != (num_rows,):
             raise ValueError(
-                f"gradient must have shape ({self.dim},), got {tuple(gradient.shape)}"
+                f"gradient must have shape ({num_rows},), got {tuple(gradient.shape)}"
             )
         if coordinates is None:
             coordinates = self._tall.coordinates(gradient)

@@ -8,6 +8,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from dome.shard import Shard
+
 MIN_SAMPLES = 2  # one sample has no centred covariance
 
 
@@ -18,9 +20,12 @@ class Intake:
         dim: Number of columns D that samples must have.
         rank: Number of directions that will be tracked.
         forget: None for the average over all batches, or the weight of the newest.
+        shard: The columns that samples have here, if other workers hold the others.
     """
 
-    def __init__(self, dim: int, rank: int, forget: float | None) -> None:
+    def __init__(
+        self, dim: int, rank: int, forget: float | None, shard: Shard | None = None
+    ) -> None:
         if dim < 1:
             raise ValueError(f"dim must be at least 1, got {dim}")
         if not 1 <= rank <= dim:
@@ -32,7 +37,10 @@ class Intake:
                 f"forget must be None (average over all batches) or lie strictly "
                 f"between 0 and 1, got {forget}"
             )
-        self.dim, self.forget = dim, forget
+        if shard is not None and shard.dim != dim:
+            raise ValueError(f"the shard is one of {shard.dim} rows, dim is {dim}")
+        self.num_columns = dim if shard is None else shard.num_rows
+        self.forget = forget
         self.num_updates = 0
         self.num_skipped = 0
 
@@ -45,14 +53,18 @@ class Intake:
 
     def admits(self, grads: Tensor) -> bool:
         """Whether a batch (B, D) is large enough; raises if its shape is wrong."""
-        if grads.dim() != 2 or grads.shape[1] != self.dim:
+        if grads.dim() != 2 or grads.shape[1] != self.num_columns:
             raise ValueError(
-                f"samples must have shape (B, {self.dim}), one gradient a row, "
+                f"samples must have shape (B, {self.num_columns}), one gradient a row, "
                 f"got {tuple(grads.shape)}"
             )
         if not grads.is_floating_point():
             raise ValueError(f"samples must be floating point, got {grads.dtype}")
-        if len(grads) < MIN_SAMPLES:
+        return self.admits_number(len(grads))
+
+    def admits_number(self, num_samples: int) -> bool:
+        """Whether a batch of so many samples is large enough."""
+        if num_samples < MIN_SAMPLES:
             self.skip("a batch of one sample has no covariance")
             return False
         return True

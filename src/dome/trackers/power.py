@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dome.linalg import Products
 from dome.orthonormal import cholesky_in_order
+from dome.shard import Shard
 from dome.trackers.basis import Basis
 from dome.trackers.intake import Intake
 from dome.trackers.protocol import Update
@@ -42,6 +43,8 @@ class StreamingPower:
             arithmetic.
         device: Where the basis lives.
         generator: Source of the initial basis. Without one, a fixed seed is used.
+        shard: The rows of U, and columns of samples, that are held here, if other
+            workers hold the others; all workers must update together.
     """
 
     def __init__(
@@ -54,9 +57,10 @@ class StreamingPower:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
+        shard: Shard | None = None,
     ) -> None:
-        self._intake = Intake(dim, rank, forget)
-        self._tall = Basis(dim, rank, oversample, dtype, device, generator)
+        self._intake = Intake(dim, rank, forget, shard)
+        self._tall = Basis(dim, rank, oversample, dtype, device, generator, shard)
         self._tall.start_random()
         width = self._tall.width
         self._norms = torch.ones(width, dtype=torch.float64, device=device)
@@ -81,18 +85,61 @@ class StreamingPower:
         pairwise = width * (width + B) >= B * B
         self._tall.check_orthogonality(self._intake.num_updates)
         seen = self._tall.see(grads, scale, pairwise=pairwise)
-        if not seen.is_finite():
-            self._intake.skip("a sample is not finite")
-            return
-        past, newest = self._intake.weights()
-        self._intake.num_updates += 1
-        s, a = past * self._norms, newest / B
-        if seen.is_constant(grads.dtype):
-            self._norms = s  # W = 0: no direction turns
-            self._record = self._tall.update_of(seen)
+        weights = self._weights(seen, grads.dtype)
+        if weights is None:
             return
         step = self._step_from_products if pairwise else self._step_from_columns
-        step(grads, scale, seen, s, a)
+        step(grads, scale, seen, *weights)
+
+    def _weights(
+        self, seen: Products, dtype: torch.dtype
+    ) -> tuple[Tensor, float] | None:
+        """s and a of Y = U diag(s) + a Hᵀ V; None if no direction turns."""
+        if not seen.is_finite():
+            self._intake.skip("a sample is not finite")
+            return None
+        past, newest = self._intake.weights()
+        self._intake.num_updates += 1
+        s = past * self._norms
+        if seen.is_constant(dtype):
+            self._norms = s  # W = 0
+            self._record = self._tall.update_of(seen)
+            return None
+        return s, newest / len(seen.V)
+
+    def prepare(self, num_samples: int) -> bool:
+        """Whether a batch is large enough; U is mended first, where that is due.
+
+        For ``update_from_action``: its samples meet U before it is called.
+        """
+        self._mean_coordinates = None
+        if not self._intake.admits_number(num_samples):
+            return False
+        self._tall.check_orthogonality(self._intake.num_updates)
+        return True
+
+    @property
+    def may_be_mended(self) -> bool:
+        """Whether ``prepare`` may change U."""
+        return self._tall.is_checked_before(self._intake.num_updates)
+
+    @torch.no_grad()
+    def update_from_action(
+        self, seen: Products, action: Tensor, measure: Callable[[], Tensor]
+    ) -> None:
+        """The same update, where V = H U and Hᵀ V were formed elsewhere.
+
+        Args:
+            seen: What the samples have in common with each other and with U.
+            action: Hᵀ V, the rows held here, shape (D, W).
+            measure: Gives G U (B, W) with the updated basis.
+        """
+        weights = self._weights(seen, action.dtype)
+        if weights is None:
+            return
+        s, a = weights
+        self._tall.add_action_(s, a, action)
+        self._end_of_columns(seen, s, a, measure)
 
     def _step_from_products(
         self, G: Tensor, scale: float, seen: Products, s: Tensor, a: float
@@ -102,12 +149,13 @@ class StreamingPower:
         VV = V.T @ V
         C = torch.diag(s.square()) + a * (s[:, None] * VV + VV * s)
         C += a * a * (V.T @ K @ V)
-        inverse, empty, shaky = self._factor(C, G)
+        inverse, empty, shaky = self._factor(C, len(G))
         P, M = s[:, None] * inverse, a * (V @ inverse)
         self._tall.recombine_(P, G, scale * M, seen, may_wait=not shaky)
         if shaky:
             self._tall.orthonormalize_(self._intake.num_updates, empty)
-            self._record = self._tall.update_of(seen, P, M, G, scale)
+            measured = self._tall.coordinates_of(G, scale)
+            self._record = self._tall.update_of(seen, P, M, measured)
         else:
             # Small matrices are enough, and they are only multiplied if somebody asks.
             self._record = partial(self._tall.update_of, seen, P, M)
@@ -119,21 +167,28 @@ class StreamingPower:
     ) -> None:
         """Y written over U, R from its own Gram matrix, then U = Y R⁻¹."""
         self._tall.recombine_(s, G, a * scale * seen.V, seen)
-        inverse, empty, shaky = self._factor(self._tall.gram(), G)
+        measure = partial(self._tall.coordinates_of, G, scale)
+        self._end_of_columns(seen, s, a, measure)
+
+    def _end_of_columns(
+        self, seen: Products, s: Tensor, a: float, measure: Callable[[], Tensor]
+    ) -> None:
+        """U = Y R⁻¹, where U holds Y already."""
+        inverse, empty, shaky = self._factor(self._tall.gram(), len(seen.V))
         self._tall.recombine_(inverse)
         if shaky:
             self._tall.orthonormalize_(self._intake.num_updates, empty)
         P, M = s[:, None] * inverse, a * (seen.V @ inverse)
-        self._record = self._tall.update_of(seen, P, M, G, scale)
+        self._record = self._tall.update_of(seen, P, M, measure())
         self._account(P, empty)
 
-    def _factor(self, C: Tensor, G: Tensor) -> tuple[Tensor, Tensor, bool]:
+    def _factor(self, C: Tensor, num_samples: int) -> tuple[Tensor, Tensor, bool]:
         """R⁻¹ of Y from its Gram matrix; which columns Y leaves open; is it shaky."""
         norms = C.diagonal().clamp(min=0.0).sqrt()
         self._norms = norms
         safe = torch.where(norms > 0, norms, 1.0)
         # Without a past, Y has no more directions than a centred batch has.
-        most = len(G) - 1 if self._intake.num_updates == 1 else None
+        most = num_samples - 1 if self._intake.num_updates == 1 else None
         inverse, left = cholesky_in_order(
             C / safe[:, None] / safe, self._tall.floor, most
         )
@@ -155,6 +210,11 @@ class StreamingPower:
         if callable(self._record):
             self._record = self._record()
         return self._record
+
+    @property
+    def columns(self) -> Tensor:
+        """All W tracked columns, shape (D, W); clone them to keep them."""
+        return self._tall.U
 
     @property
     def basis(self) -> Tensor:

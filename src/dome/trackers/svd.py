@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dome.linalg import Products, outside
+from dome.shard import Shard
 from dome.trackers.basis import Basis
 from dome.trackers.intake import Intake
 from dome.trackers.protocol import Update
@@ -44,6 +45,8 @@ class IncrementalSVD:
             arithmetic.
         device: Where the basis lives.
         generator: Unused directions are never drawn; accepted so that trackers agree.
+        shard: The rows of U, and columns of samples, that are held here, if other
+            workers hold the others; all workers must update together.
     """
 
     def __init__(
@@ -56,9 +59,10 @@ class IncrementalSVD:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
+        shard: Shard | None = None,
     ) -> None:
-        self._intake = Intake(dim, rank, forget)
-        self._tall = Basis(dim, rank, oversample, dtype, device, generator)
+        self._intake = Intake(dim, rank, forget, shard)
+        self._tall = Basis(dim, rank, oversample, dtype, device, generator, shard)
         self._values = torch.zeros(self._tall.width, dtype=torch.float64, device=device)
         self._doubt = 0.0  # bound on what rounding did to UᵀU = I since it was mended
         self.last_update: Update | None = None
@@ -92,7 +96,8 @@ class IncrementalSVD:
     def _update_by_parts(self, grads: Tensor, scale: float, num_parts: int) -> None:
         """The same for a large batch: one part of its centred rows after the other."""
         mean = grads.mean(dim=0)
-        if not bool(mean.isfinite().all()):
+        (bad,) = self._tall.total(mean.isfinite().logical_not().sum().double())
+        if bad > 0:
             self._intake.skip("a sample is not finite")
             return
         past, newest = self._intake.weights()
@@ -111,7 +116,7 @@ class IncrementalSVD:
     def _fold(self, G: Tensor, scale: float, seen: Products, a: float) -> None:
         """U, λ ← leading part of U diag(λ) Uᵀ + a Hᵀ H."""
         width, noise = self._tall.width, NOISE[self._tall.compute_dtype]
-        correction, gram = outside(self._tall.U, G, seen.V, scale)
+        correction, gram = outside(self._tall.U, G, seen.V, scale, self._tall.total)
         V = seen.V + correction
         gram -= correction @ correction.T
         # Directions Z = (H − V Uᵀ)ᵀ Q θ^(−1/2) of what the batch has outside the basis.
@@ -130,8 +135,8 @@ class IncrementalSVD:
         self._tall.recombine_(P, G, scale * M, seen)
         mended = self._mend(X[width:], M, theta, length, int(known.sum()))
         full = replace(seen, V=V, K=V @ V.T + gram)
-        measured = G if mended else None
-        self.last_update = self._tall.update_of(full, P, M, measured, scale)
+        measured = self._tall.coordinates_of(G, scale) if mended else None
+        self.last_update = self._tall.update_of(full, P, M, measured)
 
     def _mend(
         self, X: Tensor, M: Tensor, theta: Tensor, length: Tensor, num_columns: int

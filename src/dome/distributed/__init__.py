@@ -1,0 +1,8 @@
+"""The filter across ``torch.distributed`` workers."""
+
+from dome.distributed.attachment import attach
+from dome.distributed.compressed import CompressedFilter
+from dome.distributed.sharded import ShardedFilter
+from dome.distributed.traffic import DistributedStats
+
+__all__ = ["CompressedFilter", "DistributedStats", "ShardedFilter", "attach"]

@@ -1,0 +1,97 @@
+"""``attach``: the filter for a DDP model, as one line in its training loop."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from dome.attachment import call_before_step, check_no_filter
+from dome.compression import Compressor
+from dome.distributed.compressed import CompressedFilter
+from dome.distributed.sharded import ShardedFilter
+
+
+def attach(
+    model: DistributedDataParallel,
+    optimizer: Optimizer,
+    rank: int | Mapping[str, int],
+    compressor: Compressor | None = None,
+    *,
+    samples: str = "per_sample",
+    share: str | int = "own",
+    **options: Any,  # noqa: ANN401 (the filters name and check them)
+) -> ShardedFilter | CompressedFilter:
+    """Filter the gradients of every ``optimizer.step()`` across workers from now on.
+
+    DDP's own communication is switched off until ``detach()``, as in its ``no_sync()``:
+    until ``optimizer.step()`` a worker's ``.grad`` is its own. Averaging follows DDP:
+    every worker counts the same. A worker without samples at a step calls
+    ``optimizer.step()`` all the same.
+
+    Args:
+        model: The model that is trained, in ``DistributedDataParallel``.
+        optimizer: Any optimizer over all of its trainable parameters.
+        rank: Number of directions K to remove.
+        compressor: Without one, the basis is split over workers, and gradients are
+            exact. With one (every worker makes its own, alike), each worker filters its
+            own gradient, and only messages travel.
+        samples: "per_sample", which equals one process with the whole batch; or
+            "worker", each worker's local gradient (with gradient accumulation, each of
+            its micro-batches), which costs the traffic of DDP.
+        share: With a compressor, how workers share bases: "own", not at all, or a
+            number of steps after which they are brought together.
+        **options: Those of ``GradientFilter`` but ``scaler``.
+
+    Returns:
+        The filter; ``.detach()`` undoes this call.
+    """
+    check_no_filter(optimizer)
+    if options.pop("scaler", None) is not None:
+        raise ValueError(
+            "a GradScaler looks at gradients before they are averaged, so that one "
+            "worker would skip a step that others take: train in bfloat16 without one"
+        )
+    parameters = _parameters(model, optimizer)
+    grad_filter: ShardedFilter | CompressedFilter
+    if compressor is None:
+        if share != "own":
+            raise ValueError(
+                "share is for workers with a compressor; without one they hold one "
+                "basis together"
+            )
+        grad_filter = ShardedFilter(
+            model, rank, samples=samples, parameters=parameters, **options
+        )
+    else:
+        grad_filter = CompressedFilter(
+            model,
+            rank,
+            compressor,
+            samples=samples,
+            share=share,
+            parameters=parameters,
+            **options,
+        )
+    call_before_step(optimizer, grad_filter)
+    return grad_filter
+
+
+def _parameters(model: DistributedDataParallel, optimizer: Optimizer) -> list[Tensor]:
+    """The parameters of the optimizer; refused unless they are all of the model's."""
+    if not isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            f"model must be a DistributedDataParallel, got {type(model).__name__}: "
+            f"wrap it, or use dome.attach in one process"
+        )
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    known = {id(p) for p in held}
+    for name, p in model.module.named_parameters():
+        if p.requires_grad and id(p) not in known:
+            raise ValueError(
+                f"parameter {name!r} is trained, but not by this optimizer: its "
+                f"gradient would stay local. Give the optimizer all parameters, or "
+                f"freeze the others"
+            )
+    return held

@@ -1,0 +1,124 @@
+"""Gradients travel as messages of a compressor, and come back as their average.
+
+Messages of linear compressors are summed on the way; others are gathered and decoded
+one after the other in the order of workers. Either way all workers decode the same
+bytes in the same order, and so hold the same bits. PowerSGD takes two sums a step.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from dome.compression import Compressor, ErrorFeedback, Message, PowerSGD
+from dome.distributed.greeting import Greeting, greet, has_gradient, make_room
+from dome.distributed.workers import Workers
+from dome.layout import Layout
+
+
+class Exchange:
+    """The last stage behind a worker's own filter: g of this worker → average of all.
+
+    Args:
+        compressor: What gradients are compressed with; every worker has its own.
+        workers: The other workers.
+        layout: The parameters; those that have a gradient elsewhere get one here.
+    """
+
+    def __init__(
+        self, compressor: Compressor, workers: Workers, layout: Layout
+    ) -> None:
+        self._compressor, self._workers, self._layout = compressor, workers, layout
+        if hasattr(compressor, "set_worker"):
+            compressor.set_worker(workers.rank)
+        self._num_steps = 0
+
+    def __repr__(self) -> str:
+        return f"Exchange({self._compressor!r})"
+
+    @torch.no_grad()
+    def __call__(self, vector: Tensor) -> Tensor:
+        """The average over workers of what arrives of their vectors (D,)."""
+        inner = _inside(self._compressor)
+        if isinstance(inner, PowerSGD):
+            return self._in_two_sums(vector, inner)
+        message = self._begin(lambda: self._compressor.encode(vector))
+        if self._compressor.is_linear:
+            self._workers.add_up_(message.numbers, "messages")
+            return self._compressor.decode(message) / self._workers.size
+        payloads = self._workers.gather(message.payload, "messages")
+        total = torch.zeros_like(vector)
+        for payload in payloads.chunk(self._workers.size):
+            total += self._compressor.decode(Message(payload.clone()))
+        return total / self._workers.size
+
+    def _in_two_sums(self, vector: Tensor, inner: PowerSGD) -> Tensor:
+        """PowerSGD of the average: workers share P and Q, as in its paper."""
+        feedback = self._compressor
+        carried = vector
+        if isinstance(feedback, ErrorFeedback):
+            carried = feedback.carried(vector)
+        left = self._begin(lambda: inner.encode_left(carried))
+        self._workers.add_up_(left.numbers, "messages")
+        right = inner.encode_right(left)
+        self._workers.add_up_(right.numbers, "messages")
+        average = inner.decode_right(right) / self._workers.size
+        if isinstance(feedback, ErrorFeedback):
+            feedback.remember(carried - average)
+        return average
+
+    def _begin(self, encode: Callable[[], Message]) -> Message:
+        """This worker's message; raises on every worker if one cannot make its own."""
+        message, problem = None, None
+        try:
+            message = encode()
+        except ValueError as error:
+            problem = error
+        mine = Greeting(
+            step=self._num_steps,
+            num_rows=0,
+            adds_up=True,
+            refused=message is None,
+            has_gradient=has_gradient(self._layout),
+        )
+        everyone = greet(self._workers, mine)
+        refusing = [rank for rank, other in enumerate(everyone) if other.refused]
+        if message is None or refusing:
+            names = " and ".join(f"rank {rank}" for rank in refusing)
+            raise ValueError(
+                f"the gradient of {names} cannot be compressed"
+                + (f": {problem}" if problem else "; its own error says why")
+            ) from problem
+        make_room(self._layout, everyone)
+        self._num_steps += 1
+        return message
+
+    def share_memory(self) -> None:
+        """Give every worker the average of their error-feedback memories.
+
+        What is still to be sent, summed over workers, stays the same.
+        """
+        feedback = self._compressor
+        if isinstance(feedback, ErrorFeedback) and feedback.error is not None:
+            error = feedback.error.clone()
+            self._workers.add_up_(error, "basis")
+            feedback.remember(error / self._workers.size)
+
+    def go_on_at(self, step: int) -> None:
+        """Go on after so many steps."""
+        self._num_steps = step
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The compressor's own."""
+        return self._compressor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """The compressor's own."""
+        self._compressor.load_state_dict(state)
+
+
+def _inside(compressor: Compressor) -> Compressor:
+    """A compressor without its error feedback."""
+    if isinstance(compressor, ErrorFeedback):
+        return compressor.compressor
+    return compressor

@@ -1,0 +1,68 @@
+"""DDP without its own communication: gradients stay those of the worker.
+
+DDP averages gradients during ``backward()``, and now and then talks during
+``forward()`` too (buffers, the order of its buckets). A worker without samples at a
+step makes neither call, and the others would wait for it. So while a filter is
+attached, DDP is in the state of its ``no_sync()`` all the time, and what it would have
+sent is sent in the filter's own step: gradients, and the buffers of the first worker.
+"""
+
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from dome.distributed.workers import Workers
+
+
+class LocalGradients:
+    """Keeps the gradients of a DDP model local, from now until ``release()``.
+
+    Args:
+        model: The DDP model.
+        workers: Its workers.
+    """
+
+    def __init__(self, model: DistributedDataParallel, workers: Workers) -> None:
+        check_switchable(model)
+        self._model, self._workers = model, workers
+        self._switch(False)
+
+    def release(self) -> None:
+        """Let DDP average gradients again."""
+        self._switch(True)
+
+    def _switch(self, on: bool) -> None:
+        self._model.require_backward_grad_sync = on
+        self._model.require_forward_param_sync = on
+
+    @torch.no_grad()
+    def send_buffers(self) -> None:
+        """Give all workers the buffers of the first, where DDP would do so."""
+        model = self._model
+        old_name = getattr(model, "broadcast_buffers", True)
+        if self._workers.size == 1 or not getattr(
+            model, "forward_sync_buffers", old_name
+        ):
+            return
+        buffers = sorted(model.modules_buffers, key=lambda buffer: str(buffer.dtype))
+        for _, group in groupby(buffers, key=lambda buffer: buffer.dtype):
+            self._send(list(group))
+
+    def _send(self, buffers: list[Tensor]) -> None:
+        """Those of one dtype, in one go."""
+        flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+        self._workers.broadcast_(flat, "buffers")
+        parts = flat.split([buffer.numel() for buffer in buffers])
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.copy_(part.view_as(buffer))
+
+
+def check_switchable(model: DistributedDataParallel) -> None:
+    """Refuse a DDP model whose communication cannot be switched off."""
+    if model.static_graph:
+        raise ValueError(
+            "this DDP model has static_graph=True, and averages the gradients of its "
+            "first backward pass come what may: wrap the module without it"
+        )

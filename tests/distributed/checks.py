@@ -1,0 +1,646 @@
+"""What is checked inside worker processes. Every function runs on every worker."""
+
+import contextlib
+import copy
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from compressors import COMPRESSORS
+from models import batches, small_classifier
+from reference import per_sample_loop
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import dome
+import dome.distributed
+from dome.compression import (
+    ErrorFeedback,
+    GaussianSketch,
+    HadamardSketch,
+    RandomK,
+    TopK,
+)
+from dome.linalg import largest_angle
+
+CHECKS = {}
+TIGHT = {"rtol": 1e-9, "atol": 1e-9}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which worker this is, and a folder that outlives it."""
+
+    rank: int
+    size: int
+    shared: Path
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+def rng():
+    return torch.Generator().manual_seed(1234)
+
+
+def flat(model):
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def flat_grad(model):
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters()])
+
+
+def sgd(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def mine(place, x, sizes=None):
+    """This worker's part of a batch: equal ones, or of these sizes."""
+    return x.split(sizes or len(x) // place.size)[place.rank]
+
+
+def start(place, rank, model=None, ddp=None, **options):
+    """A DDP model with a filter, its optimizer and the filter."""
+    model = DistributedDataParallel(model or small_classifier(), **(ddp or {}))
+    optimizer = sgd(model)
+    grad_filter = dome.distributed.attach(model, optimizer, rank, **options)
+    return model, optimizer, grad_filter
+
+
+def same_everywhere(place, tensor):
+    """Whether all workers hold the same bits."""
+    others = [torch.empty_like(tensor) for _ in range(place.size)]
+    dist.all_gather(others, tensor.contiguous())
+    assert all(torch.equal(tensor, other) for other in others)
+
+
+def step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def compare_with_one_process(place, num_steps, size=12, dtype=torch.float64, **options):
+    """Both kinds of run side by side; the largest difference of parameters."""
+    options = {"rank": 6} | options
+    one = small_classifier(dtype)
+    one_optimizer = sgd(one)
+    # Both filters draw their seed: from generators in the same state, not from one.
+    one_filter = dome.attach(one, one_optimizer, **copy.deepcopy(options))
+    model, optimizer, grad_filter = start(
+        place, model=small_classifier(dtype), **copy.deepcopy(options)
+    )
+    worst = 0.0
+    for x, y in batches(rng(), num_steps, size, dtype):
+        step(one, one_optimizer, x, y)
+        step(model, optimizer, mine(place, x), mine(place, y))
+        worst = max(worst, float((flat(one) - flat(model)).abs().max()))
+        same_everywhere(place, flat(model))
+    assert_same_stats(one_filter.stats, grad_filter.stats, dtype)
+    grad_filter.detach()
+    return worst
+
+
+def assert_same_stats(one, other, dtype):
+    tolerance = {"rel": 1e-6 if dtype == torch.float64 else 1e-2, "abs": 1e-5}
+    for name in ("step", "fraction", "kept_norm", "effective_rank", "drift"):
+        there, here = getattr(one, name), getattr(other, name)
+        assert here == pytest.approx(there, **tolerance), (name, there, here)
+
+
+@check
+def per_sample_equals_one_process_with_the_whole_batch(place):
+    assert compare_with_one_process(place, 24) < 1e-9
+
+
+@check
+def per_sample_equals_one_process_with_every_option(place):
+    for options in (
+        {"tracker": "svd", "rank": 15},
+        {"rank": 30, "oversample": 5},
+        {"layout": "layerwise", "rank": 7},
+        {"layout": "layerwise", "rank": {"2": 7}, "tracker": "svd"},
+        {"update_every": 3, "warmup": 2, "forget": 0.2, "strength": 0.7},
+        {"after": lambda g: 0.5 * g, "generator": rng()},
+    ):
+        assert compare_with_one_process(place, 6, **options) < 1e-9, options
+
+
+@check
+def more_samples_than_directions_give_the_same_either_way(place):
+    # From 2 K samples a worker on, the covariance action is the cheaper one.
+    assert compare_with_one_process(place, 20, size=60, rank=3) < 1e-9
+
+
+@check
+def float32_stays_within_rounding(place):
+    # 24 samples determine 4 directions: nothing arbitrary is left to differ.
+    worst = compare_with_one_process(place, 20, 24, torch.float32, rank=4)
+    assert worst < 1e-4
+
+
+@check
+def local_gradients_as_samples_equal_one_process_with_microbatches(place):
+    for parts in (1, 2):
+        one = small_classifier()
+        one_optimizer = sgd(one)
+        dome.attach(one, one_optimizer, 6, samples="microbatch")
+        model, optimizer, grad_filter = start(place, 6, samples="worker")
+        for x, y in batches(rng(), 22):
+            one_optimizer.zero_grad()
+            pieces = len(x) // (place.size * parts)
+            for x_part, y_part in zip(x.split(pieces), y.split(pieces), strict=True):
+                loss = cross_entropy(one(x_part), y_part) / (place.size * parts)
+                loss.backward()
+            one_optimizer.step()
+            accumulate(model, optimizer, mine(place, x), mine(place, y), parts)
+            torch.testing.assert_close(flat(model), flat(one), **TIGHT)
+        grad_filter.detach()
+
+
+def accumulate(model, optimizer, x, y, parts):
+    """A step of several backward passes, all but the last without synchronisation."""
+    optimizer.zero_grad()
+    pieces = list(zip(x.chunk(parts), y.chunk(parts), strict=True))
+    for i, (x_part, y_part) in enumerate(pieces):
+        last = i == len(pieces) - 1
+        with contextlib.nullcontext() if last else model.no_sync():
+            (cross_entropy(model(x_part), y_part) / parts).backward()
+    optimizer.step()
+
+
+@check
+def accumulation_with_no_sync_equals_the_whole_batch(place):
+    for ddp in ({}, {"gradient_as_bucket_view": True}):
+        one = small_classifier()
+        one_optimizer = sgd(one)
+        dome.attach(one, one_optimizer, 6)
+        model, optimizer, grad_filter = start(place, 6, ddp=ddp)
+        for x, y in batches(rng(), 6):
+            step(one, one_optimizer, x, y)
+            accumulate(model, optimizer, mine(place, x), mine(place, y), 2)
+            torch.testing.assert_close(flat(model), flat(one), **TIGHT)
+        grad_filter.detach()
+
+
+def literal(model, tracker, parts):
+    """The filtered gradient of parts [(x, y)] from one backward pass a sample."""
+    rows = [per_sample_loop(model, cross_entropy, x, y) for x, y in parts if len(x)]
+    tracker.update(torch.cat(rows))
+    # DDP's average: every worker counts the same, however many samples it has.
+    return tracker.project_out(sum(G.mean(dim=0) for G in rows) / len(parts))
+
+
+@check
+def uneven_batches_and_workers_without_samples_weigh_as_in_ddp(place):
+    model, optimizer, grad_filter = start(place, 6)
+    tracker = dome.StreamingPower(195, 6, dtype=torch.float64)
+    two = [[7, 5], [12, 0], [1, 11], [6, 6]]
+    three = [[6, 4, 2], [9, 3, 0], [0, 12, 0], [4, 4, 4]]
+    for (x, y), sizes in zip(
+        batches(rng(), 4), two if place.size == 2 else three, strict=True
+    ):
+        parts = list(zip(x.split(sizes), y.split(sizes), strict=True))
+        expected = literal(copy.deepcopy(model.module), tracker, parts)
+        optimizer.zero_grad()
+        own_x, own_y = parts[place.rank]
+        if len(own_x):
+            cross_entropy(model(own_x), own_y).backward()
+        optimizer.step()
+        torch.testing.assert_close(flat_grad(model), expected, **TIGHT)
+        same_everywhere(place, flat(model))
+    grad_filter.detach()
+
+
+@check
+def an_empty_batch_counts_as_no_samples(place):
+    model, optimizer, grad_filter = start(place, 6)
+    tracker = dome.StreamingPower(195, 6, dtype=torch.float64)
+    sizes = [6, 0] if place.size == 2 else [4, 2, 0]
+    for x, y in batches(rng(), 2, size=6):
+        parts = list(zip(x.split(sizes), y.split(sizes), strict=True))
+        expected = literal(copy.deepcopy(model.module), tracker, parts)
+        own_x, own_y = parts[place.rank]
+        optimizer.zero_grad()
+        loss = cross_entropy(model(own_x), own_y, reduction="sum")
+        (loss / max(1, len(own_x))).backward()
+        optimizer.step()
+        torch.testing.assert_close(flat_grad(model), expected, **TIGHT)
+    grad_filter.detach()
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.heads = (
+            nn.Linear(8, 6),
+            nn.ModuleList([nn.Linear(6, 3), nn.Linear(6, 3), nn.Linear(6, 3)]),
+        )
+        self.double()
+        self.head = 0
+
+    def forward(self, x):
+        return self.heads[self.head](self.body(x).tanh())
+
+
+@check
+def a_parameter_unused_on_one_worker_gets_the_gradient_of_the_others(place):
+    ddp = {"find_unused_parameters": True}
+    for samples in ("per_sample", "worker"):
+        module = TwoHeads()
+        module.head = min(place.rank, 1)  # the third head is used by nobody
+        model, optimizer, grad_filter = start(
+            place, 5, model=module, ddp=ddp, samples=samples
+        )
+        dim = sum(p.numel() for p in module.parameters())
+        tracker = dome.StreamingPower(dim, 5, dtype=torch.float64)
+        for x, y in batches(rng(), 3):
+            rows = []
+            for worker in range(place.size):
+                twin = copy.deepcopy(module)
+                twin.head = min(worker, 1)
+                there = Place(worker, place.size, place.shared)
+                rows.append(
+                    per_sample_loop(twin, cross_entropy, mine(there, x), mine(there, y))
+                )
+            means = torch.stack([G.mean(dim=0) for G in rows])
+            tracker.update(torch.cat(rows) if samples == "per_sample" else means)
+            expected = tracker.project_out(means.mean(dim=0))
+            step(model, optimizer, mine(place, x), mine(place, y))
+            unused = list(module.heads[2].parameters())
+            assert all(p.grad is None for p in unused)
+            got = [
+                torch.zeros_like(p) if p.grad is None else p.grad
+                for p in module.parameters()
+            ]
+            used = dim - sum(p.numel() for p in unused)
+            got = torch.cat([g.reshape(-1) for g in got])
+            torch.testing.assert_close(got[:used], expected[:used], **TIGHT)
+            same_everywhere(place, flat(model))
+        grad_filter.detach()
+
+
+@check
+def empty_shards_hold_nothing_and_change_nothing(place):
+    for samples in ("per_sample", "worker"):
+        for width in (1, 2):
+            one = nn.Linear(width, 1, bias=False).double()
+            dist.broadcast(one.weight.data, 0)
+            model, optimizer, grad_filter = start(
+                place, 1, model=copy.deepcopy(one), samples=samples
+            )
+            kind = "per_sample" if samples == "per_sample" else "microbatch"
+            one_optimizer = sgd(one)
+            dome.attach(one, one_optimizer, 1, samples=kind)
+            data = rng()
+            for _ in range(4):
+                x = torch.randn(6, width, generator=data, dtype=torch.float64)
+                pieces = [x] if kind == "per_sample" else x.chunk(place.size)
+                one_optimizer.zero_grad()
+                for piece in pieces:
+                    (one(piece).square().mean() / len(pieces)).backward()
+                one_optimizer.step()
+                optimizer.zero_grad()
+                model(mine(place, x)).square().mean().backward()
+                optimizer.step()
+                torch.testing.assert_close(model.module.weight, one.weight, **TIGHT)
+            whole = grad_filter.state_dict()["blocks.all.basis"]
+            assert whole.shape == (width, 1)
+            grad_filter.detach()
+
+
+@check
+def a_gradient_changed_before_the_step_is_what_is_averaged(place):
+    model, optimizer, grad_filter = start(place, 6)
+    one = small_classifier()
+    one_filter = dome.GradientFilter(one, 6)
+    (x, y), *_ = batches(rng(), 1)
+    cross_entropy(one(x), y).backward()
+    one_filter.step()
+    cross_entropy(model(mine(place, x)), mine(place, y)).backward()
+    for p in model.parameters():
+        p.grad *= 0.5
+    optimizer.step()
+    torch.testing.assert_close(flat_grad(model), 0.5 * flat_grad(one), **TIGHT)
+    grad_filter.detach()
+
+
+@check
+def values_that_are_not_finite_stay_where_they_are_and_out_of_the_basis(place):
+    model, optimizer, grad_filter = start(place, 6)
+    data = list(batches(rng(), 2))
+    step(model, optimizer, mine(place, data[0][0]), mine(place, data[0][1]))
+    optimizer.zero_grad()
+    cross_entropy(model(mine(place, data[1][0])), mine(place, data[1][1])).backward()
+    if place.rank == 0:
+        model.module[0].bias.grad[3] = float("nan")
+    grad_filter.step()
+    assert grad_filter.stats.kept_norm == 1
+    bad = flat_grad(model).isnan()
+    assert int(bad.sum()) == 1
+    grad_filter.detach()
+
+
+@check
+def local_gradients_cost_the_traffic_of_ddp_and_little_more(place):
+    model, optimizer, grad_filter = start(place, 6, samples="worker")
+    num_steps = 5
+    for x, y in batches(rng(), num_steps):
+        step(model, optimizer, mine(place, x), mine(place, y))
+    stats, P, K = grad_filter.stats, place.size, 6
+    assert (stats.worker, stats.num_workers) == (place.rank, P)
+    assert stats.ddp_bytes == -(-2 * (P - 1) * 195 * 8 // P)
+    moved = stats.sent["samples"] + stats.sent["gradient"]
+    # Shards are filled up to equal lengths.
+    assert moved <= stats.ddp_bytes + 2 * (P - 1) * 8 * P
+    assert stats.sent["basis"] == stats.sent["messages"] == 0
+    assert 0 < stats.sent["sums"] <= 2 * 8 * (4 * K * K + P * K + P * P + 4)
+    assert stats.bytes_sent == sum(stats.sent.values())
+    assert stats.total_ddp_bytes == num_steps * stats.ddp_bytes
+    assert stats.total_bytes_sent >= num_steps * moved
+    grad_filter.detach()
+
+
+@check
+def detaching_gives_ddp_back_and_a_second_filter_may_follow(place):
+    model, optimizer, grad_filter = start(place, 6)
+    with pytest.raises(RuntimeError, match="already has a filter"):
+        dome.distributed.attach(model, optimizer, 6)
+    (x, y), *_ = batches(rng(), 1)
+    grad_filter.detach()
+    grad_filter.detach()
+    plain = small_classifier()
+    cross_entropy(plain(x), y).backward()
+    cross_entropy(model(mine(place, x)), mine(place, y)).backward()
+    torch.testing.assert_close(flat_grad(model), flat_grad(plain), **TIGHT)
+    again = dome.distributed.attach(model, optimizer, 6)
+    optimizer.step()
+    assert again.stats.step == 1
+    again.detach()
+
+
+@check
+def what_cannot_work_is_refused_by_name(place):
+    model = small_classifier()
+    with pytest.raises(ValueError, match="must be a DistributedDataParallel"):
+        dome.distributed.attach(model, sgd(model), 6)
+    ddp = DistributedDataParallel(model)
+    some = torch.optim.SGD([model[0].weight], lr=0.1)
+    with pytest.raises(ValueError, match=r"'0\.bias' is trained, but not by this"):
+        dome.distributed.attach(ddp, some, 6)
+    with pytest.raises(ValueError, match="samples must be one of"):
+        dome.distributed.attach(ddp, sgd(ddp), 6, samples="batch")
+    with pytest.raises(ValueError, match="update_every must be at least 1"):
+        dome.distributed.attach(ddp, sgd(ddp), 6, update_every=0)
+
+
+def message_bytes(place, compressor):
+    """What a worker sends of messages of 195 numbers, by the compressor's own word."""
+    size = compressor.num_bits(195) // 8
+    if compressor.is_linear:
+        return -(-2 * (place.size - 1) * (size - 24) // place.size)  # the header stays
+    return (place.size - 1) * size
+
+
+@check
+def every_compressor_leaves_all_workers_with_the_same_bits(place):
+    for name, make in COMPRESSORS.items():
+        compressor = make(195)
+        model, optimizer, grad_filter = start(
+            place, 4, model=small_classifier(torch.float32), compressor=compressor
+        )
+        before = flat(model)
+        for x, y in batches(rng(), 3, dtype=torch.float32):
+            step(model, optimizer, mine(place, x), mine(place, y))
+            same_everywhere(place, flat(model))
+            same_everywhere(place, flat_grad(model))
+        assert not torch.equal(flat(model), before)
+        stats = grad_filter.stats
+        assert stats.sent["samples"] == stats.sent["gradient"] == 0
+        if "powersgd" not in name:
+            assert stats.sent["messages"] == message_bytes(place, compressor), name
+        assert stats.step == 3
+        assert stats.total_bytes_sent == 3 * stats.bytes_sent
+        grad_filter.detach()
+
+
+@check
+def messages_bring_the_average_of_what_each_worker_filtered(place):
+    exact = {"value_dtype": torch.float64}
+    # Without loss, or linear: the average of messages is the message of the average.
+    for make in (
+        lambda: TopK(1, **exact),
+        lambda: ErrorFeedback(TopK(1, **exact)),
+        lambda: RandomK(5, **exact),
+        lambda: HadamardSketch(5, **exact),
+        lambda: GaussianSketch(5, **exact),
+    ):
+        compressor = make()
+        model, optimizer, grad_filter = start(place, 6, compressor=make())
+        twin = small_classifier()
+        trackers = [
+            dome.StreamingPower(195, 6, dtype=torch.float64) for _ in range(place.size)
+        ]
+        for x, y in batches(rng(), 4):
+            filtered = []
+            twin.load_state_dict(model.module.state_dict())
+            for worker, tracker in enumerate(trackers):
+                there = Place(worker, place.size, place.shared)
+                rows = per_sample_loop(
+                    twin, cross_entropy, mine(there, x), mine(there, y)
+                )
+                tracker.update(rows)
+                filtered.append(tracker.project_out(rows.mean(dim=0)))
+            step(model, optimizer, mine(place, x), mine(place, y))
+            average = torch.stack(filtered).mean(dim=0)
+            expected = compressor.decode(compressor.encode(average))
+            torch.testing.assert_close(flat_grad(model), expected, **TIGHT)
+        grad_filter.detach()
+
+
+@check
+def a_worker_without_samples_sends_a_message_all_the_same(place):
+    model, optimizer, grad_filter = start(place, 4, compressor=TopK(5))
+    for x, y in batches(rng(), 2):
+        optimizer.zero_grad()
+        if place.rank == 0:
+            cross_entropy(model(x), y).backward()
+        optimizer.step()
+        same_everywhere(place, flat(model))
+        assert flat_grad(model).any()
+    grad_filter.detach()
+
+
+@check
+def a_gradient_that_cannot_be_compressed_is_an_error_on_every_worker(place):
+    model, _, grad_filter = start(place, 4, compressor=TopK(5))
+    (x, y), *_ = batches(rng(), 1)
+    cross_entropy(model(mine(place, x)), mine(place, y)).backward()
+    if place.rank == 1:
+        model.module[0].bias.grad[0] = float("inf")
+    with pytest.raises(ValueError, match="gradient of rank 1 cannot be compressed"):
+        grad_filter.step()
+    grad_filter.detach()
+
+
+@check
+def synchronised_bases_are_the_leading_part_of_the_averaged_covariance(place):
+    for tracker in ("power", "svd"):
+        model, optimizer, grad_filter = start(
+            place, 5, compressor=HadamardSketch(2), share=3, tracker=tracker
+        )
+        for i, (x, y) in enumerate(batches(rng(), 6, size=36)):
+            own = grad_filter.trackers["all"]
+            if i == 3:
+                average = averaged_covariance(place, own)
+                leading = torch.linalg.eigh(average)[1][:, -5:]
+                grad_filter._share()
+                same_everywhere(place, own.basis)
+                assert largest_angle(leading, own.basis) < 1e-6
+            step(model, optimizer, mine(place, x), mine(place, y))
+            assert (grad_filter.stats.sent["basis"] > 0) == (i == 3)
+            assert grad_filter.stats.fraction > 0
+        grad_filter.detach()
+
+
+def averaged_covariance(place, tracker):
+    bases = [torch.empty(195, 5).double() for _ in range(place.size)]
+    values = [torch.empty(5).double() for _ in range(place.size)]
+    dist.all_gather(bases, tracker.basis.contiguous())
+    dist.all_gather(values, tracker.eigenvalues)
+    pairs = zip(bases, values, strict=True)
+    return sum(U @ torch.diag(v) @ U.T for U, v in pairs) / place.size
+
+
+@check
+def options_of_sharing_are_checked(place):
+    model = DistributedDataParallel(small_classifier())
+    attach = dome.distributed.attach
+    with pytest.raises(ValueError, match='share must be "own"'):
+        attach(model, sgd(model), 4, TopK(5), share=0)
+    with pytest.raises(ValueError, match="share is for workers with a compressor"):
+        attach(model, sgd(model), 4, share=10)
+    with pytest.raises(ValueError, match="GradScaler looks at gradients before"):
+        attach(model, sgd(model), 4, scaler=torch.amp.GradScaler("cpu"))
+
+
+def train(place, model, optimizer, data):
+    for x, y in data:
+        step(model, optimizer, mine(place, x), mine(place, y))
+
+
+def resume(place, saved, **options):
+    """A run that goes on from what was saved."""
+    module = small_classifier(seed=7)
+    module.load_state_dict(saved["model"])
+    model, optimizer, grad_filter = start(place, model=module, **options)
+    optimizer.load_state_dict(saved["optimizer"])
+    grad_filter.load_state_dict(saved["filter"])
+    return model, optimizer, grad_filter
+
+
+def everything(model, optimizer, grad_filter):
+    return {
+        "model": copy.deepcopy(model.module.state_dict()),
+        "optimizer": copy.deepcopy(optimizer.state_dict()),
+        "filter": {k: v.clone() for k, v in grad_filter.state_dict().items()},
+    }
+
+
+RUNS = {
+    "power": {"rank": 40},  # with updates that wait
+    "svd": {"rank": 6, "tracker": "svd"},
+    "layers": {"rank": 5, "layout": "layerwise", "oversample": 2},
+    "worker": {"rank": 3, "samples": "worker"},
+    "compressed": {"rank": 4},
+}
+
+
+def run_options(name):
+    extra = {"compressor": ErrorFeedback(TopK(5))} if name == "compressed" else {}
+    return RUNS[name] | extra
+
+
+@check
+def a_run_saved_on_three_workers_goes_on_on_any_number(place):
+    data = list(batches(rng(), 11))
+    for name in RUNS:
+        path = place.shared / f"{name}.pt"
+        if place.size == 3:
+            run = start(place, **run_options(name))
+            train(place, *run[:2], data[:5])
+            saved = everything(*run)
+            train(place, *run[:2], data[5:])
+            if place.rank == 0:
+                torch.save(saved | {"end": flat(run[0])}, path)
+            dist.barrier()
+            run[2].detach()
+        saved = torch.load(path, weights_only=True)
+        again = resume(place, saved, **run_options(name))
+        train(place, *again[:2], data[5:])
+        same_everywhere(place, flat(again[0]))
+        if place.size == 3:
+            assert torch.equal(flat(again[0]), saved["end"]), name
+        elif name not in ("worker", "compressed"):
+            # Those two take samples worker by worker: fewer workers, other samples.
+            torch.testing.assert_close(flat(again[0]), saved["end"], **TIGHT)
+        again[2].detach()
+
+
+@check
+def a_state_may_be_gathered_on_one_worker_only(place):
+    model, optimizer, grad_filter = start(place, 5)
+    (x, y), *_ = batches(rng(), 1)
+    step(model, optimizer, mine(place, x), mine(place, y))
+    everywhere = grad_filter.state_dict()
+    last = place.size - 1
+    state = grad_filter.state_dict(only=last)
+    if place.rank == last:
+        assert state.keys() == everywhere.keys()
+        assert all(torch.equal(v, everywhere[k]) for k, v in state.items())
+    else:
+        assert state == {}
+    grad_filter.detach()
+
+
+@check
+def a_state_of_another_model_or_rank_is_refused(place):
+    _, _, grad_filter = start(place, 5)
+    state = grad_filter.state_dict()
+    grad_filter.detach()
+    _, _, other = start(place, 6)
+    with pytest.raises(ValueError, match="tracks 5 directions"):
+        other.load_state_dict(state)
+    other.detach()
+
+
+@check
+def workers_at_different_steps_are_told_apart(place):
+    _, _, grad_filter = start(place, 6)
+    grad_filter._num_steps = 5 if place.rank else 4
+    with pytest.raises(RuntimeError, match=r"different steps, rank by rank \[4, 5"):
+        grad_filter.step()
+    grad_filter.detach()
+
+
+@check
+def a_worker_that_does_not_come_is_named(place):
+    group = dist.new_group(timeout=timedelta(seconds=2))
+    model, optimizer, _ = start(place, 6, ddp={"process_group": group})
+    (x, y), *_ = batches(rng(), 1)
+    if place.rank == place.size - 1:
+        time.sleep(5)
+    else:
+        message = f"rank {place.rank} of .* rank {place.size - 1} did not come to step"
+        with pytest.raises(RuntimeError, match=message):
+            step(model, optimizer, mine(place, x), mine(place, y))
+    dist.barrier()

@@ -1,0 +1,68 @@
+"""Starts real workers over loopback, each a process of its own, and never hangs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LIMIT = 220  # seconds: far more than a launch takes, even on a busy machine
+
+
+def environment():
+    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+
+
+def run_program(num_workers, folder, shared):
+    """Every check of program.py on P workers: {check: [what each rank says]}."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = [str(num_workers), str(folder), str(shared)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "program.py"), str(rank), *arguments],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(num_workers)
+    ]
+    try:
+        outputs = [process.communicate(timeout=LIMIT)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    results = {}
+    for rank, output in enumerate(outputs):
+        path = folder / f"results.{rank}.json"
+        said = json.loads(path.read_text()) if path.exists() else {}
+        for name, answer in said.items():
+            results.setdefault(name, {})[rank] = answer
+        results.setdefault("output", {})[rank] = output
+    return results
+
+
+def torchrun(script, *arguments, workers, restarts=0, timeout=LIMIT):
+    """A script under torchrun, on a free port."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nnodes=1", f"--nproc-per-node={workers}", f"--max-restarts={restarts}"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"),
+        *(str(script), *map(str, arguments)),
+    ]
+    return subprocess.run(
+        command,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )

@@ -1,0 +1,45 @@
+"""One worker: runs every check that fits the number of workers, and notes the result.
+
+python program.py RANK NUM_WORKERS FOLDER SHARED
+"""
+
+import json
+import sys
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from checks import CHECKS, Place
+
+
+def main():
+    rank, size = int(sys.argv[1]), int(sys.argv[2])
+    folder, shared = Path(sys.argv[3]), Path(sys.argv[4])
+    torch.set_num_threads(1)
+    warnings.simplefilter("error")
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'store'}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=20),
+    )
+    results = {}
+    for name, check in CHECKS.items():
+        try:
+            check(Place(rank, size, shared))
+            results[name] = "passed"
+        except BaseException:  # noqa: BLE001 - told to the test that asks
+            results[name] = traceback.format_exc()
+        (folder / f"results.{rank}.json").write_text(json.dumps(results))
+        if results[name] != "passed":
+            # The others wait in vain: they end with an error of their own.
+            sys.exit(1)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+import pytest
+import torch
+from checks import RUNS, flat, rng, run_options, sgd, step
+from launch import HERE, torchrun
+from models import batches, small_classifier
+
+import dome
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("name", [name for name in RUNS if name != "worker"])
+def test_a_run_saved_on_three_workers_goes_on_in_one_process(
+    name, three_workers, shared
+):
+    saved = torch.load(shared / f"{name}.pt", weights_only=True)
+    model = small_classifier(seed=7)
+    model.load_state_dict(saved["model"])
+    optimizer = sgd(model)
+    optimizer.load_state_dict(saved["optimizer"])
+    options = run_options(name)
+    if "compressor" in options:
+        options["after"] = options.pop("compressor")
+    grad_filter = dome.attach(model, optimizer, **options)
+    grad_filter.load_state_dict(saved["filter"])
+    for x, y in list(batches(rng(), 11))[5:]:
+        step(model, optimizer, x, y)
+    assert grad_filter.stats.step == 11
+    if name != "compressed":
+        tight = {"rtol": 1e-9, "atol": 1e-9}
+        torch.testing.assert_close(flat(model), saved["end"], **tight)
+
+
+def test_after_a_worker_is_killed_training_resumes_from_the_last_checkpoint(tmp_path):
+    done = torchrun(HERE / "killed.py", tmp_path, workers=2, restarts=1)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    notes = (tmp_path / "notes").read_text().splitlines()
+    assert notes == ["started at 0", "killed at 7", "started at 6"]
+    model = small_classifier()
+    optimizer = sgd(model)
+    dome.attach(model, optimizer, rank=6)
+    for x, y in batches(rng(), 10):
+        step(model, optimizer, x, y)
+    end = torch.load(tmp_path / "end.pt", weights_only=True)
+    torch.testing.assert_close(end, flat(model), rtol=1e-9, atol=1e-9)
