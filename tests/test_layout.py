@@ -85,3 +85,11 @@ def test_a_model_moved_after_attaching_is_named():
     layout.parameters = tuple(nn.Linear(2, 2, device="meta").parameters())
     with pytest.raises(RuntimeError, match="on meta, the basis on cpu: move the model"):
         layout.gather()
+
+
+def test_a_gathered_gradient_is_a_copy_also_of_a_single_parameter():
+    model = nn.Linear(3, 2, bias=False)
+    model.weight.grad = torch.ones(2, 3)
+    gathered = Layout(model).gather()
+    model.weight.grad.zero_()
+    assert bool(gathered.all())

@@ -7,9 +7,11 @@ each module that owns parameters. Either way parameters lie one after the other 
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import compress
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 LAYOUTS = ("global", "layerwise")
 
@@ -75,7 +77,6 @@ class Layout:
         self.parameters: tuple[nn.Parameter, ...] = tuple(p for _, p in named)
         self.slots: tuple[Slot, ...] = _slots(named)
         self.dim = self.slots[-1].stop
-        self._sizes = [slot.stop - slot.start for slot in self.slots]
         self.blocks = (
             _layers(self.slots) if kind == "layerwise" else (Block("all", 0, self.dim),)
         )
@@ -107,7 +108,9 @@ class Layout:
         for gradient, slot in zip(grads, self.slots, strict=True):
             if gradient.is_sparse or gradient.device != self.device:
                 self._refuse(gradient, slot)
-        return torch.cat([gradient.detach().flatten() for gradient in grads])
+        flat = _flatten_dense_tensors(grads)
+        # Of a single tensor it is a view.
+        return flat.clone() if len(grads) == 1 else flat
 
     def _refuse(self, gradient: Tensor, slot: Slot) -> None:
         if gradient.is_sparse:
@@ -122,14 +125,12 @@ class Layout:
 
     def scatter_(self, vector: Tensor) -> None:
         """Write a flat gradient (D,) into ``.grad``, where there is one."""
-        targets, pieces = [], []
-        for p, piece in zip(self.parameters, vector.split(self._sizes), strict=True):
-            if p.grad is not None:
-                targets.append(p.grad)
-                pieces.append(piece.view(p.shape))
-        if targets:
+        pieces = _unflatten_dense_tensors(vector, self.parameters)
+        there = [p.grad is not None for p in self.parameters]
+        if any(there):
+            targets = [p.grad for p in self.parameters if p.grad is not None]
             # One call for all: a call a parameter costs more than what it copies.
-            torch._foreach_copy_(targets, pieces)
+            torch._foreach_copy_(targets, list(compress(pieces, there)))
 
 
 def _slots(named: list[tuple[str, nn.Parameter]]) -> tuple[Slot, ...]:

@@ -50,9 +50,12 @@ class Loop:
     Args:
         setting: Name in ``SETTINGS``.
         batch_size: Samples in a step.
+        num_batches: Different batches to repeat; by default enough for any basis here.
     """
 
-    def __init__(self, setting: str, batch_size: int) -> None:
+    def __init__(
+        self, setting: str, batch_size: int, num_batches: int | None = None
+    ) -> None:
         chosen = SETTINGS[setting]
         with torch.random.fork_rng(devices=[]):  # layers draw from the global generator
             torch.manual_seed(SEED)
@@ -60,7 +63,8 @@ class Loop:
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
         )
-        self.batches = _batches(chosen, batch_size)
+        enough = max(LEAST_BATCHES, NUM_INPUTS // batch_size)
+        self.batches = _batches(chosen, batch_size, num_batches or enough)
 
     @property
     def dim(self) -> int:
@@ -79,7 +83,7 @@ class Loop:
         self.optimizer.step()
 
 
-def _batches(setting: Setting, batch_size: int) -> Iterator[Batch]:
+def _batches(setting: Setting, batch_size: int, num_batches: int) -> Iterator[Batch]:
     random = torch.Generator().manual_seed(SEED)
     shape = (batch_size, *setting.image)
     # A list: made on the way they would look like memory that steps take.
@@ -89,7 +93,7 @@ def _batches(setting: Setting, batch_size: int) -> Iterator[Batch]:
                 torch.randn(shape, generator=random),
                 torch.randint(setting.num_classes, (batch_size,), generator=random),
             )
-            for _ in range(max(LEAST_BATCHES, NUM_INPUTS // batch_size))
+            for _ in range(num_batches)
         ]
     )
 

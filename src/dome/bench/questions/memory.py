@@ -173,7 +173,8 @@ def peaks(
 ) -> dict[str, int | bool]:
     """Peaks of resident memory in this process: plain step, filtered step, all."""
     _load_code()
-    loop = Loop(setting, batch_size)
+    # No more inputs than are used: they would count as memory that training takes.
+    loop = Loop(setting, batch_size, num_updates + 1)
     for _ in range(2):  # the first makes what torch keeps for good
         loop.step()
     highest = peak_resident()

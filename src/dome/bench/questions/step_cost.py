@@ -106,7 +106,13 @@ def _variants(config: Config, batch_size: int) -> list[Variant]:
 
     variants = [
         Variant(PLAIN, Loop(setting, batch_size).step, num_steps=3),
-        Variant(OURS, ours().step, num_steps=TOGETHER, num_warmup=updates),
+        Variant(
+            OURS,
+            ours().step,
+            num_steps=2 * TOGETHER,
+            num_settle=TOGETHER,
+            num_warmup=updates,
+        ),
         Variant(
             SELDOM,
             ours(update_every=EVERY).step,
