@@ -16,6 +16,7 @@ from dome.compression import GaussianSketch
 from dome.layout import Layout
 from dome.paper.randomness import FIRST_BASIS, SKETCH_NOISE, generator
 from dome.paper.run import Run
+from dome.trackers import Tracker
 
 Sketch = Callable[[Tensor], Tensor]
 
@@ -74,6 +75,11 @@ class Arm:
         skipped, self._num_skipped = self._num_skipped, stats.skipped_updates
         has_fraction = updated and stats.skipped_updates == skipped
         return kept, stats.fraction if has_fraction else None
+
+    @property
+    def trackers(self) -> list[Tracker]:
+        """What follows the subspace: one a block, none without a rank."""
+        return [] if self._filter is None else list(self._filter.trackers.values())
 
     def detach(self) -> None:
         """Take the filter off the model."""

@@ -22,6 +22,7 @@ from dome.paper.models import MODELS
 from dome.paper.randomness import INITIAL_WEIGHTS, SAMPLE_ORDER, generator
 from dome.paper.rows import Row
 from dome.paper.run import Run, check_batch_size, check_name
+from dome.paper.subspace import SubspaceWatch
 from dome.paper.tasks import TASKS, Task, load_task
 
 EVALUATION_BATCH = 1024
@@ -49,6 +50,7 @@ def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
             **tested,
             kept_norm=epoch.kept_norm,
             fraction=epoch.fraction,
+            **epoch.subspace,
             seconds=epoch.seconds,
         )
 
@@ -94,13 +96,14 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """Means over the steps of an epoch, and how long they took."""
+    """Means over the steps of an epoch, how long they took, the subspace after it."""
 
     number: int
     train_loss: float | None
     kept_norm: float | None
     fraction: float | None
     seconds: float
+    subspace: Row
 
 
 def _start(run: Run) -> tuple[Task, nn.Module]:
@@ -118,6 +121,7 @@ def _epochs(
     """Train the model in place, an epoch at a time."""
     optimizer = _optimizer(model, run)
     arm = Arm(model, optimizer, run)
+    watch = SubspaceWatch(arm.trackers)
     order = generator(run.seed, SAMPLE_ORDER)
     device = next(model.parameters()).device
     num_steps = len(task.train_x) // run.batch_size
@@ -138,7 +142,8 @@ def _epochs(
             if tell is not None:
                 tell(number, step + 1, num_steps)
         seconds = time.perf_counter() - started
-        yield _Epoch(number, _mean(losses), _mean(kept), _mean(fractions), seconds)
+        means = _mean(losses), _mean(kept), _mean(fractions)
+        yield _Epoch(number, *means, seconds, watch.look())
     arm.detach()
 
 
