@@ -39,13 +39,13 @@ def command(
     """
     with one_line_errors(context, "no page was written"):
         from dome.report.page import REPORT_FILE, write_report
-        from dome.report.sources import read_sections
+        from dome.report.sections import file_sections
 
         if out is None:
             first = paths[0]
             out = (first if first.is_dir() else first.parent) / REPORT_FILE
         with users_values():
-            sections = read_sections(paths)
+            sections = file_sections(paths)
         if out.is_dir():
             raise UserError(f"--out {out} is a folder: give a file")
         check_folder(out.absolute().parent)

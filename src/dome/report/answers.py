@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dome.paper.spectrum import spectra
-from dome.report.groups import Group, is_spectrum, number, removed_share
+from dome.report.groups import Group, removed_share
+from dome.report.lines import is_spectrum, number
 from dome.report.pairs import VERDICTS, Pair, end, interval, signed
 from dome.report.sources import Trial
 
@@ -134,15 +135,20 @@ def _amount(groups: Sequence[Group]) -> Answer:
     lines = [f"of the batch gradient's norm, mean over all steps{_over(by_seed)}"]
     shares = [_by_seed([group], removed_share) for group in filtered]
     means = [100 * _mean(share) for share in shares if share]
-    if max(means) - min(means) >= 1:
-        lines.append(f"{min(means):.0f} to {max(means):.0f} % in different settings")
+    answer = f"{100 * _mean(by_seed):.0f} %{_bounds(by_seed, 100)}"
+    spread = f"{min(means):.0f} to {max(means):.0f} %"
+    if len({group.arm for group in filtered}) > 1:
+        # A mean over filters that differ would be nobody's.
+        answer, lines = spread, ["of the batch gradient's norm, by the kind of filter"]
+    elif max(means) - min(means) >= 1:
+        lines.append(f"{spread} in different settings")
     held = _by_seed(filtered, lambda trial: end(trial, "fraction"))
-    if held:
+    if held and answer != spread:
         lines.append(
             f"In the subspace lie {100 * _mean(held):.0f} %{_bounds(held, 100)} of the "
             "norm of a single sample's gradient, at the end"
         )
-    return Answer(AMOUNT, f"{100 * _mean(by_seed):.0f} %{_bounds(by_seed, 100)}", lines)
+    return Answer(AMOUNT, answer, lines)
 
 
 def _directions(groups: Sequence[Group]) -> Answer:
@@ -153,16 +159,32 @@ def _directions(groups: Sequence[Group]) -> Answer:
         return Answer(DIRECTIONS, "Not measured", [why], is_known=False)
     mean = _mean(by_seed)
     sizes = sorted({len(_last_spectrum(group.trials[0])) for group in measured})
-    of = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    if len(sizes) > 1:
+        return _directions_by_size(measured)
+    of = f"{sizes[0]:,}"
     followed = not is_spectrum(measured[0].trials[0])
     what = f"{of} directions that are followed" if followed else "gradients"
     lines = [
         f"hold {100 * SHARE:.0f} % of the variance of the {what}, at the end"
         f"{_over(by_seed)}"
     ]
-    if followed and len(sizes) == 1 and mean > FLAT * sizes[0]:
+    if followed and mean > FLAT * sizes[0]:
         lines.append("The spectrum is flat: a larger rank would find more of them")
     return Answer(DIRECTIONS, f"{mean:.0f} of {of}{_bounds(by_seed, 1)}", lines)
+
+
+def _directions_by_size(groups: Sequence[Group]) -> Answer:
+    """The same where filters follow different numbers of directions."""
+    lines = []
+    for group in groups:
+        by_seed = _by_seed([group], num_directions)
+        if by_seed:
+            size = len(_last_spectrum(group.trials[0]))
+            found = f"{_mean(by_seed):.0f} of {size:,}{_bounds(by_seed, 1)}"
+            lines.append(f"{group.arm}: {found}")
+    answer = "It depends on how many are followed"
+    why = f"Directions that hold {100 * SHARE:.0f} % of the variance followed:"
+    return Answer(DIRECTIONS, answer, [why, *dict.fromkeys(lines)])
 
 
 def _last_spectrum(trial: Trial) -> list[float]:

@@ -21,8 +21,9 @@ from dome.paper.claims import FAILS, HOLDS, UNDECIDED, Claim
 from dome.paper.rows import provenance, write_text
 from dome.report.answers import Answer, answers_of
 from dome.report.claims_text import numbers
-from dome.report.groups import Group, Line, Metric, groups_of, metrics_of
+from dome.report.groups import MAIN, Group, Metric, groups_of, metrics_of
 from dome.report.labels import shown, varying
+from dome.report.lines import Line
 from dome.report.pairs import VERDICTS, Pair, pairs_of, signed
 from dome.report.sources import Section
 
@@ -161,6 +162,7 @@ def _shown(part: Part) -> dict[str, object]:
         "answers": part.answers,
         "pairs": [_pair(pair) for pair in part.pairs],
         "metrics": part.metrics,
+        "num_main": sum(m in MAIN for m in part.metrics),
         "has_spectra": any(group.spectra for group in groups),
         "groups": [_group(group, groups, different) for group in groups],
         "different": [name.replace("_", " ") for name in different],

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dome.paper.statistics import Interval, student_interval
-from dome.report.groups import Group, number
+from dome.report.groups import Group
 from dome.report.labels import other_fields
+from dome.report.lines import number
 from dome.report.sources import Trial
 
 VERDICTS = {1: "better", 0: "unclear", -1: "worse"}

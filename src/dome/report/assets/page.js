@@ -137,7 +137,7 @@ class Chart {
     const right = width - MARGIN.right, bottom = height - MARGIN.bottom;
     const pad = x0 === x1 ? 0.5 : 0;
     this.x = (logX ? logScale : linearScale)(x0 - pad, x1 + pad, MARGIN.left, right, 70);
-    this.y = (logY ? logScale : linearScale)(low, high, bottom, MARGIN.top, 42);
+    this.y = (logY ? logScale : linearScale)(low, high, bottom, MARGIN.top, 35);
     // What lies outside, such as the end of an interval below zero, ends at the edge.
     const inside = this.y;
     this.y = Object.assign((v) => Math.min(bottom, Math.max(MARGIN.top, inside(v))), { ticks: inside.ticks });
@@ -344,7 +344,8 @@ class Part {
     const longest = Math.max(...tracked.flatMap((g) => g.spectra.map((s) => s.x.at(-1) ?? 1)));
     const chart = new Chart(figure.querySelector(".plot"), {
       label: "Spectrum", xName: "index of the direction", unit: "", logY: true,
-      logX: longest > MANY_INDICES, height: WIDE_HEIGHT,
+      logX: longest > MANY_INDICES,
+      height: figure.classList.contains("wide") ? WIDE_HEIGHT : HEIGHT,
     });
     const slider = figure.querySelector("input"), output = figure.querySelector("output");
     slider.max = String(times.length - 1);
