@@ -24,6 +24,7 @@ from dome.paper.rows import (
     key_of,
     meta_path,
 )
+from dome.report import claims_markdown
 from dome.report.labels import MADE_BY, RUN
 
 SEED = "seed"
@@ -101,9 +102,11 @@ def read_claims(folder: Path) -> list[Claim]:
     if not path.exists():
         return []
     try:
-        claims = [Claim(**entry) for entry in _json(path)]  # type: ignore[attr-defined]
-    except TypeError as error:
-        raise ValueError(f"{path} is not a list of claims: {error}") from None
+        claims = claims_markdown.read_claims(path)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{path} is not a list of claims: move it away, or make it again"
+        ) from None
     for claim in claims:
         if claim.verdict not in (HOLDS, FAILS, UNDECIDED):
             raise ValueError(f"{path}: no verdict is called {claim.verdict!r}")
