@@ -25,7 +25,10 @@ def test_a_clear_gain_is_told_with_its_interval(path):
     helped, removed, directions = answered(write_arms(path))
     assert helped.answer == "Yes"
     # 0.7 - 0.5, and t(2) 0.01 / √3 = 4.3027 · 0.57735 points.
-    assert helped.lines[0] == "50.0 → 70.0 % accuracy, +20.0 [+17.5, +22.5] (better)"
+    assert (
+        helped.lines[0]
+        == "50.0 → 70.0 % accuracy, +20.0 [+17.5, +22.5] points (better)"
+    )
     assert helped.lines[1] == "Training loss at the end: clearly lower"
     assert removed.answer == "60 % [60.0, 60.0]"
     assert "lie 80 % [80.0, 80.0]" in removed.lines[1]

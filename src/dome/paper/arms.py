@@ -16,7 +16,6 @@ from dome.compression import GaussianSketch
 from dome.layout import Layout
 from dome.paper.randomness import FIRST_BASIS, SKETCH_NOISE, generator
 from dome.paper.run import Run
-from dome.trackers import Tracker
 
 Sketch = Callable[[Tensor], Tensor]
 
@@ -77,9 +76,9 @@ class Arm:
         return kept, stats.fraction if has_fraction else None
 
     @property
-    def trackers(self) -> list[Tracker]:
-        """What follows the subspace: one a block, none without a rank."""
-        return [] if self._filter is None else list(self._filter.trackers.values())
+    def filter(self) -> dome.GradientFilter | None:
+        """The filter, if there is a tracker."""
+        return self._filter
 
     def detach(self) -> None:
         """Take the filter off the model."""

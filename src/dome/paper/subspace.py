@@ -4,14 +4,13 @@ Shapes: U (D, K) the basis of a block, M = VᵀU (K, K) its overlap with an olde
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from dome import GradientFilter
 from dome.linalg import coefficients
 from dome.paper.rows import Row
-from dome.trackers import Tracker
 
 NUM_LEADING = 200  # eigenvalues that are kept; a file of rows stays small
 NUM_DIGITS = 5
@@ -19,35 +18,33 @@ MOST_MEMORY = 2**28  # bytes of older bases; to keep larger ones would be a cost
 
 
 class SubspaceWatch:
-    """Tells the spectrum, and how far the subspace turned since it was last asked.
+    """Tells the spectrum, and how far the subspace turned since it was last asked."""
 
-    Args:
-        trackers: One a block; none for a run without a tracker.
-    """
-
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self._trackers = trackers
+    def __init__(self) -> None:
         self._before: list[Tensor] | None = None
 
     @torch.no_grad()
-    def look(self) -> Row:
+    def look(self, grad_filter: GradientFilter | None) -> Row:
         """Leading eigenvalues, largest first, and the drift in degrees.
 
         The drift is the largest principal angle between the subspaces of this and of
         the last call, over all blocks. It is None at the first call, or where bases are
-        too large to keep one for the next; both are None without a tracker.
+        too large to keep one for the next.
+
+        Args:
+            grad_filter: Whose subspace to look at; without one, both are None.
         """
-        if not self._trackers:
+        if grad_filter is None:
             return {"eigenvalues": None, "drift": None}
-        values = torch.cat([t.eigenvalues.double().cpu() for t in self._trackers])
+        trackers = list(grad_filter.trackers.values())
+        values = torch.cat([t.eigenvalues.double().cpu() for t in trackers])
         leading = values.sort(descending=True).values[:NUM_LEADING]
         return {
             "eigenvalues": [float(f"{v:.{NUM_DIGITS}g}") for v in leading.tolist()],
-            "drift": self._drift(),
+            "drift": self._drift([tracker.basis for tracker in trackers]),
         }
 
-    def _drift(self) -> float | None:
-        bases = [tracker.basis for tracker in self._trackers]
+    def _drift(self, bases: list[Tensor]) -> float | None:
         if sum(U.numel() * U.element_size() for U in bases) > MOST_MEMORY:
             return None
         before, self._before = self._before, [U.clone() for U in bases]

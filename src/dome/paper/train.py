@@ -121,7 +121,7 @@ def _epochs(
     """Train the model in place, an epoch at a time."""
     optimizer = _optimizer(model, run)
     arm = Arm(model, optimizer, run)
-    watch = SubspaceWatch(arm.trackers)
+    watch = SubspaceWatch()
     order = generator(run.seed, SAMPLE_ORDER)
     device = next(model.parameters()).device
     num_steps = len(task.train_x) // run.batch_size
@@ -143,7 +143,7 @@ def _epochs(
                 tell(number, step + 1, num_steps)
         seconds = time.perf_counter() - started
         means = _mean(losses), _mean(kept), _mean(fractions)
-        yield _Epoch(number, *means, seconds, watch.look())
+        yield _Epoch(number, *means, seconds, watch.look(arm.filter))
     arm.detach()
 
 

@@ -112,7 +112,7 @@ def _words(pair: Pair) -> str:
     text = f"{where}{100 * pair.before:.1f} → {100 * pair.after:.1f} % accuracy"
     if pair.accuracy is None:
         return f"{text}; one seed, no interval"
-    return f"{text}, {signed(pair.accuracy, 100, 1)} ({VERDICTS[pair.verdict]})"
+    return f"{text}, {signed(pair.accuracy, 100, 1)} points ({VERDICTS[pair.verdict]})"
 
 
 def _losses(pairs: Sequence[Pair]) -> str:
@@ -120,10 +120,8 @@ def _losses(pairs: Sequence[Pair]) -> str:
     if len(pairs) == 1:
         how = {1: "clearly lower", 0: "not clearly changed", -1: "clearly higher"}
         return f"Training loss at the end: {how[pairs[0].loss_verdict]}"
-    return (
-        f"Training loss at the end: clearly lower in {lower} of {len(pairs)}, "
-        f"clearly higher in {higher}"
-    )
+    more = f", clearly higher in {higher}" if higher else ""
+    return f"Training loss at the end: clearly lower in {lower} of {len(pairs)}{more}"
 
 
 def _amount(groups: Sequence[Group]) -> Answer:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dome.paper.cost import seconds_of
 from dome.paper.rows import MADE_BY as MADE_BY_COLUMN
@@ -99,7 +99,7 @@ class Group:
 def groups_of(section: Section) -> list[Group]:
     """The runs of a section, those of the same settings together."""
     by_settings: dict[str, list[Trial]] = {}
-    for trial in section.trials:
+    for trial in (part for whole in section.trials for part in _single(whole)):
         by_settings.setdefault(repr(sorted(trial.settings.items())), []).append(trial)
     found = list(by_settings.values())
     every = [trials[0].settings for trials in found]
@@ -124,9 +124,49 @@ def removed_share(trial: Trial) -> float:
     return 1 - math.fsum(kept) / len(kept)
 
 
+def _time_name(trial: Trial) -> str:
+    return "step" if any("step" in row for row in trial.rows) else "epoch"
+
+
+def _single(trial: Trial) -> list[Trial]:
+    """A run as parts that have one row at a time.
+
+    Where a run has several at a time, as when several things are measured at once,
+    columns of words tell them apart, and if these do not, whole numbers.
+    """
+    time_name = _time_name(trial)
+    times = [row.get(time_name) for row in trial.rows]
+    if is_spectrum(trial) or len(set(times)) == len(times) or None in times:
+        return [trial]
+    for kind in (str, int):
+        names = dict.fromkeys(
+            name
+            for row in trial.rows
+            for name, value in row.items()
+            if isinstance(value, kind)
+            and name not in trial.settings.keys() | _NOT_DRAWN
+        )
+        parts: dict[tuple[object, ...], list[Row]] = {}
+        for row in trial.rows:
+            parts.setdefault(tuple(row.get(name) for name in names), []).append(row)
+        if len(parts) > 1:
+            return [
+                one
+                for values, rows in parts.items()
+                for one in _single(
+                    replace(
+                        trial,
+                        settings=trial.settings | dict(zip(names, values, strict=True)),
+                        rows=rows,
+                    )
+                )
+            ]
+    return [trial]
+
+
 def _group(trials: list[Trial], every: Sequence[dict[str, object]]) -> Group:
     settings = trials[0].settings
-    time_name = "step" if any("step" in row for row in trials[0].rows) else "epoch"
+    time_name = _time_name(trials[0])
     trials = sorted(trials, key=lambda trial: trial.seed)
     columns = [] if is_spectrum(trials[0]) else _columns(trials)
     lines = {c: line_of(trials, time_name, _reader(c)) for c in columns}

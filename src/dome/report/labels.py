@@ -17,6 +17,7 @@ _KEPT = {
     "span": "filter",
     "rest": "only the subspace kept",
     "uncoded": "filter, subspace sent exactly",
+    "hessian": "Hessian's outliers removed",
 }
 _WORDS = {
     "batch_size": "batch {}",
@@ -95,8 +96,8 @@ def _field(name: str, value: object) -> str:
         return "" if value == 1 else f"updated every {shown(value)} steps"
     if value is None or (name == "oversample" and value == 0):
         return ""
-    if name in ("task", "model", "optimizer"):
-        return str(value)
+    if isinstance(value, str) and name not in _WORDS:
+        return value.replace("_", " ")
     words = _WORDS.get(name, name.replace("_", " ") + " {}")
     return words.format(shown(value))
 

@@ -10,6 +10,7 @@ from dome.report.labels import other_fields
 from dome.report.lines import number
 from dome.report.sources import Trial
 
+COMPARED = {"test_accuracy", "train_loss"}
 VERDICTS = {1: "better", 0: "unclear", -1: "worse"}
 
 
@@ -46,12 +47,13 @@ class Pair:
 
 def pairs_of(groups: Sequence[Group]) -> list[Pair]:
     """Every filtered group with the plain one of the same settings, if there is one."""
-    filters = [g for g in groups if g.lines and g.trials[0].known and not g.is_plain]
+    known = [g for g in groups if g.trials[0].known and COMPARED & g.lines.keys()]
+    filters = [group for group in known if not group.is_plain]
     several = len({group.arm for group in filters}) > 1
     found = []
     for filtered in filters:
         other = other_fields(filtered.settings)
-        plain = [g for g in groups if g.is_plain and other_fields(g.settings) == other]
+        plain = [g for g in known if g.is_plain and other_fields(g.settings) == other]
         if plain:
             parts = (filtered.setting, filtered.arm if several else "")
             name = ", ".join(part for part in parts if part)
