@@ -4,11 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test check format lint types imports clean help
+.PHONY: demo test browser check format lint types imports clean help
 
 help:
 	@echo "make demo    set up, then show on digits what the filter does (about two minutes)"
-	@echo "make test    set up, then run every test"
+	@echo "make test    set up (a browser too), then run every test"
 	@echo "make check   format, lint, types, import layers, tests: what CI runs"
 	@echo "make format  let ruff rewrite the code"
 
@@ -24,8 +24,19 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	@$(BIN)/dome demo
 
-test: $(INSTALLED)
+test: $(INSTALLED) browser
 	@$(BIN)/python -m pytest
+
+# The tests of the report open it in headless Chromium. As root on Debian it is installed;
+# elsewhere one that is there is taken, or Playwright's own. Without any, the tests say so.
+browser: $(INSTALLED)
+	@test -n "$$DOME_CHROMIUM" || command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+	|| command -v google-chrome >/dev/null || command -v google-chrome-stable >/dev/null \
+	|| { echo "Installing Chromium for the tests of the report ..."; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+	  then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
+	  else $(BIN)/playwright install chromium >/dev/null; fi; } \
+	|| echo "No Chromium could be installed: set DOME_CHROMIUM to one, or the tests of the report are skipped."
 
 check: format-check lint types imports test
 

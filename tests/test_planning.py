@@ -4,6 +4,7 @@ from models import small_classifier
 from torch import nn
 
 import dome
+from dome import planning
 from dome.planning import Choice, Plan, update_flops
 
 
@@ -43,8 +44,34 @@ def test_the_suggestion_is_the_first_choice_that_fits_or_a_rank_that_would():
     assert "smaller batch" in hopeless.suggestion
 
 
+def test_the_largest_rank_is_the_last_that_fits(monkeypatch):
+    monkeypatch.setattr(planning, "_timed", lambda *_: planning._Speed(1.0, 1.0))
+    model, memory = nn.Linear(300, 100), 20_000_000
+    for choice in dome.plan(model, 5, 8, memory=memory).choices:
+        assert choice.largest_rank > 5
+        at = dome.plan(model, choice.largest_rank, 8, memory=memory)
+        beyond = dome.plan(model, choice.largest_rank + 1, 8, memory=memory)
+        kinds = [(c.layout, c.basis_dtype) for c in at.choices]
+        place = kinds.index((choice.layout, choice.basis_dtype))
+        assert at.choices[place].fits
+        assert not beyond.choices[place].fits
+    assert dome.plan(model, 5, 8, memory=1000).choices[0].largest_rank == 0
+
+
+def test_steps_between_updates_take_the_projection_only():
+    choice = Choice("global", torch.float32, 1, 1.0, fits=True, projection=0.2)
+    assert choice.seconds_with(1) == 1.0
+    assert choice.seconds_with(4) == pytest.approx(0.4)
+    # Four steps: one with the update, four projections.
+    assert 4 * choice.seconds_with(4) == pytest.approx(0.8 + 4 * 0.2)
+    measured = dome.plan(small_classifier(), rank=5, batch_size=3).choices
+    assert all(0 < c.projection <= c.seconds for c in measured)
+
+
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="rank must be between 1 and 195, got 500"):
         dome.plan(small_classifier(), rank=500, batch_size=3)
     with pytest.raises(ValueError, match="batch_size must be at least 1"):
         dome.plan(small_classifier(), rank=5, batch_size=0)
+    with pytest.raises(ValueError, match="memory must be at least 1 byte, got 0"):
+        dome.plan(small_classifier(), rank=5, batch_size=3, memory=0)

@@ -39,7 +39,9 @@ class Choice:
         basis_dtype: Storage of the basis.
         memory: Bytes beyond what training takes without the filter.
         seconds: Time of one update and projection, not counting how samples are taken.
-        fits: Whether ``memory`` is available now.
+        fits: Whether ``memory`` is available.
+        projection: The part of ``seconds`` that steps between updates take too.
+        largest_rank: The most directions for which the memory is available; 0 if none.
     """
 
     layout: str
@@ -47,6 +49,12 @@ class Choice:
     memory: int
     seconds: float
     fits: bool
+    projection: float = 0.0
+    largest_rank: int = 0
+
+    def seconds_with(self, update_every: int) -> float:
+        """Time of a step on average, where every n-th one updates the basis."""
+        return self.projection + (self.seconds - self.projection) / update_every
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,7 @@ class Plan:
         dim: Parameters D.
         rank: Directions K.
         batch_size: Samples B.
-        available: Bytes of memory available now.
+        available: Bytes of memory available.
         choices: One for each layout and storage.
     """
 
@@ -96,31 +104,48 @@ class Plan:
         return "\n".join([*lines, self.suggestion])
 
 
-def plan(model: nn.Module, rank: int, batch_size: int) -> Plan:
+def plan(
+    model: nn.Module, rank: int, batch_size: int, *, memory: int | None = None
+) -> Plan:
     """Predict memory and time of the filter, and suggest what would fit.
 
     Times come from a short trial of the real update on this device, scaled by its
-    flops; nothing of the model's size is allocated.
+    flops; nothing of the model's size is allocated. A model on the device "meta", which
+    takes no memory itself, is planned for the CPU.
 
     Args:
         model: The model that will be trained.
         rank: Number of directions K.
         batch_size: Number of samples B in a step.
+        memory: Bytes that the filter may take; what is available now if not given.
     """
     layout = Layout(model)
     if not 1 <= rank <= layout.dim:
         raise ValueError(f"rank must be between 1 and {layout.dim}, got {rank}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-    available = available_memory(layout.device)
-    seconds_per_flop = _seconds_per_flop(layout, rank, batch_size)
+    if memory is not None and memory < 1:
+        raise ValueError(f"memory must be at least 1 byte, got {memory}")
+    device = layout.device if layout.device.type != "meta" else torch.device("cpu")
+    available = available_memory(device) if memory is None else memory
+    speed = _timed(layout.dim, device, rank, batch_size)
     choices = []
     for kind, dtype in CANDIDATES:
         dims = [block.dim for block in Layout(model, kind).blocks]
-        memory = _memory(dims, rank, batch_size, dtype.itemsize)
+        taken = _memory(dims, rank, batch_size, dtype.itemsize)
         flops = sum(update_flops(dim, min(rank, dim), batch_size) for dim in dims)
-        seconds = flops * seconds_per_flop
-        choices.append(Choice(kind, dtype, memory, seconds, memory < available))
+        numbers = sum(dim * min(rank, dim) for dim in dims)
+        choices.append(
+            Choice(
+                kind,
+                dtype,
+                taken,
+                flops * speed.per_flop,
+                taken < available,
+                min(numbers * speed.per_number, flops * speed.per_flop),
+                _largest_rank(dims, batch_size, dtype.itemsize, available),
+            )
+        )
     return Plan(layout.dim, rank, batch_size, available, tuple(choices))
 
 
@@ -146,23 +171,47 @@ def _memory(dims: Sequence[int], rank: int, batch_size: int, itemsize: int) -> i
     return basis + samples + waiting + block + small + 3 * 4 * sum(dims)
 
 
-def _seconds_per_flop(layout: Layout, rank: int, batch_size: int) -> float:
+def _largest_rank(
+    dims: Sequence[int], batch_size: int, itemsize: int, available: int
+) -> int:
+    """The largest K whose memory is available, by bisection; 0 if none is."""
+    fitting, too_much = 0, sum(dims) + 1
+    while too_much - fitting > 1:
+        middle = (fitting + too_much) // 2
+        if _memory(dims, middle, batch_size, itemsize) < available:
+            fitting = middle
+        else:
+            too_much = middle
+    return fitting
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """Seconds of an update and projection by flops, of a projection by U's numbers."""
+
+    per_flop: float
+    per_number: float
+
+
+def _timed(dim: int, device: torch.device, rank: int, batch_size: int) -> _Speed:
     """Best of a few real updates on a slice of the problem."""
     rows = max(TRIAL_NUMBERS // (rank + batch_size), 1)
-    dim = min(layout.dim, max(rank, rows))
-    random = torch.Generator(layout.device).manual_seed(0)
-    samples = torch.randn(
-        max(batch_size, 2), dim, generator=random, device=layout.device
-    )
-    tracker = StreamingPower(dim, rank, device=layout.device)
+    dim = min(dim, max(rank, rows))
+    random = torch.Generator(device).manual_seed(0)
+    samples = torch.randn(max(batch_size, 2), dim, generator=random, device=device)
+    tracker = StreamingPower(dim, rank, device=device)
     tracker.update(samples)  # the first update takes another path
-    best = float("inf")
+    both = alone = float("inf")
     for _ in range(NUM_TRIALS):
         start = time.perf_counter()
         tracker.update(samples)
         float(tracker.project_out(samples[0]).sum())  # waits for an accelerator
-        best = min(best, time.perf_counter() - start)
-    return best / update_flops(dim, rank, batch_size)
+        middle = time.perf_counter()
+        float(tracker.project_out(samples[0]).sum())
+        alone = min(alone, time.perf_counter() - middle)
+        both = min(both, middle - start)
+    flops = update_flops(dim, rank, batch_size)
+    return _Speed(both / flops, alone / (dim * rank))
 
 
 def available_memory(device: torch.device) -> int:

@@ -47,7 +47,7 @@ def test_demo_writes_rows_and_picture(finished):
     folder, result = finished
     assert result.exit_code == 0, result.output
     names = sorted(p.name for p in folder.iterdir())
-    assert names == ["demo.png", "rows.jsonl", "rows.meta.json"]
+    assert names == ["demo.png", "report.html", "rows.jsonl", "rows.meta.json"]
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
     arms = {(row["arm"], row["rate"], row["seed"]) for row in stored(folder)}
     assert len(arms) == 2 * 3 * 2

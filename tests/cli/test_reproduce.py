@@ -40,6 +40,7 @@ def test_one_command_gives_rows_pictures_and_verdicts(tmp_path):
         f"{NAME}.meta.json",
         f"{NAME}.pdf",
         f"{NAME}.png",
+        "report.html",
     ]
     shown = " ".join(result.output.split())
     assert "fig90 has rows holds rows 8" in shown

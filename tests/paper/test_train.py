@@ -13,7 +13,7 @@ from dome.paper.train import compute_run, evaluate, trained_model
 RUN = Run(task="noise", model="recorder", seed=1, epochs=2, batch_size=8)
 MEASURED = {
     *("arm", "epoch", "train_loss", "test_loss", "test_accuracy", "test_macro_f1"),
-    *("kept_norm", "fraction", "times_fewer_bits", "seconds"),
+    *("kept_norm", "fraction", "times_fewer_bits", "eigenvalues", "drift", "seconds"),
 }
 NUM_STEPS = 2 * (36 // 8)
 

@@ -18,7 +18,7 @@ except ModuleNotFoundError as missing:
         "pip install 'dome-torch[paper]'"
     ) from None
 
-from dome.cli import bench, demo, plan, reproduce, train
+from dome.cli import bench, demo, plan, report, reproduce, train
 from dome.cli.screen import OneLineErrors, console
 
 __all__ = ["app", "main"]
@@ -35,6 +35,7 @@ app.command("reproduce")(reproduce.command)
 app.command("train")(train.command)
 app.command("bench")(bench.command)
 app.command("plan")(plan.command)
+app.command("report")(report.command)
 
 
 def main() -> None:

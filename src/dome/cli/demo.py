@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dome.cli.screen import check_folder, console, one_line_errors
+from dome.cli.screen import check_folder, console, one_line_errors, show_path
 
 if TYPE_CHECKING:
     from dome.paper.demo import Plan
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 def command(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="Folder for rows and picture.")] = Path(
-        "dome-demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for rows, picture and report.")
+    ] = Path("dome-demo"),
     seeds: Annotated[
         int | None, typer.Option(min=2, max=100, help="Repetitions, 3 by default.")
     ] = None,
@@ -88,6 +88,8 @@ def _conclude(plan: Plan) -> None:
     from dome.paper.pictures import save_picture
     from dome.report.demo_figure import draw
     from dome.report.demo_text import sentence, table
+    from dome.report.page import REPORT_FILE, write_report
+    from dome.report.sections import demo_section
 
     comparisons = compare(plan.rows)
     picture = plan.path.with_name("demo.png")
@@ -95,3 +97,6 @@ def _conclude(plan: Plan) -> None:
     console.print(table(comparisons))
     console.print(sentence(comparisons))
     console.print(f"Picture: {picture}   rows: {plan.path}", soft_wrap=True)
+    page = plan.path.with_name(REPORT_FILE)
+    write_report(page, "dome demo: does the filter help here?", [demo_section(plan)])
+    show_path(page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,8 @@ from dome.cli.screen import UserError, console, one_line_errors, users_values
 if TYPE_CHECKING:
     from torch import nn
 
-CHANNELS, CLASSES = 3, 10  # of the images that --model is planned for
+GIGA = 1e9
+RANK, UPDATE_EVERY, WORKER_MEMORY = 100, (1, 4, 16), 80.0
 
 
 def command(
@@ -20,16 +22,40 @@ def command(
         str | None, typer.Option(help="Number of parameters, like 1e9.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Or a model: resnet8 or resnet18.")
+        str | None,
+        typer.Option(
+            help="Or a model: resnet8, resnet18, transformer, or one of your own as "
+            "package.module:factory."
+        ),
     ] = None,
-    rank: Annotated[int, typer.Option(help="Directions to remove.")] = 100,
+    rank: Annotated[
+        list[int] | None,
+        typer.Option(
+            help=f"Directions to remove, {RANK} by default; may be given more than "
+            "once."
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Samples a step, of a worker.")] = 32,
+    update_every: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Steps between updates; may be given more than once. 1, 4 and 16 by "
+            "default.",
+        ),
+    ] = None,
     workers: Annotated[
         list[int] | None,
         typer.Option(help="Number of workers; may be given more than once."),
     ] = None,
     rate: Annotated[float, typer.Option(help="Of the compressor.")] = 1000,
-    memory: Annotated[float, typer.Option(help="GB of a worker.")] = 80,
+    memory: Annotated[
+        float | None,
+        typer.Option(
+            help="GB to plan for: what this machine has left by default; with "
+            f"--workers those of a worker, {WORKER_MEMORY:.0f} by default."
+        ),
+    ] = None,
     bandwidth: Annotated[
         float, typer.Option(help="GB a second that a worker sends.")
     ] = 25,
@@ -43,31 +69,58 @@ def command(
     with one_line_errors(context, "nothing was changed"):
         if (parameters is None) == (model is None):
             raise UserError("give either --parameters or --model")
+        if memory is not None and not 0 < memory < math.inf:
+            raise UserError(f"--memory must be a positive number of GB, got {memory}")
+        ranks = rank or [RANK]
         if workers is None:
-            _plan_here(model, rank, batch_size)
+            _plan_here(model, ranks, batch_size, update_every or UPDATE_EVERY, memory)
             return
         from dome.scaling import Machine, plan_workers
 
         dim = _number(parameters) if parameters else _count(model)
         machine = Machine(
-            memory=memory * 1e9, bandwidth=bandwidth * 1e9, speed=speed * 1e12
+            memory=(memory or WORKER_MEMORY) * GIGA,
+            bandwidth=bandwidth * GIGA,
+            speed=speed * 1e12,
         )
         for num in workers:
-            with users_values():
-                plan = plan_workers(
-                    dim, rank, batch_size, num, rate=rate, machine=machine
-                )
-            console.print(str(plan), soft_wrap=True, markup=False)
+            for one in ranks:
+                with users_values():
+                    plan = plan_workers(
+                        dim, one, batch_size, num, rate=rate, machine=machine
+                    )
+                console.print(str(plan), soft_wrap=True, markup=False)
 
 
-def _plan_here(model: str | None, rank: int, batch_size: int) -> None:
+def _plan_here(
+    model: str | None,
+    ranks: list[int],
+    batch_size: int,
+    update_every: list[int] | tuple[int, ...],
+    memory: float | None,
+) -> None:
     if model is None:
         raise UserError("--parameters needs --workers; without, give --model")
-    from dome.planning import plan
+    import torch
 
-    with users_values():
-        planned = plan(_network(model), rank, batch_size)
-    console.print(str(planned), soft_wrap=True, markup=False)
+    from dome.planning import plan
+    from dome.report.plan_text import plan_heading, plan_table
+
+    network = _network(model)
+    num_bytes = None if memory is None else max(1, int(memory * GIGA))
+    with users_values(), console.status("Timing an update ..."):
+        plans = [plan(network, one, batch_size, memory=num_bytes) for one in ranks]
+    where = "that this machine has left" if memory is None else "given by --memory"
+    console.print(plan_heading(plans, model, where), soft_wrap=True, markup=False)
+    console.print(plan_table(plans, sorted(set(update_every))))
+    console.print(
+        "Time is what the filter adds to a step, on average at update_every=n, beside "
+        "taking the samples' gradients in the backward pass. It was measured with "
+        f"{torch.get_num_threads()} threads just now.\nTo choose: "
+        f"{plans[0].suggestion}",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 def _number(text: str) -> int:
@@ -82,10 +135,6 @@ def _count(model: str | None) -> int:
 
 
 def _network(model: str | None) -> nn.Module:
-    from dome.paper.models.resnet8 import resnet8
-    from dome.paper.models.resnet18 import resnet18
+    from dome.cli.models import load_model
 
-    networks = {"resnet8": resnet8, "resnet18": resnet18}
-    if model not in networks:
-        raise UserError(f"no model {model!r}: choose from {', '.join(networks)}")
-    return networks[model](CHANNELS, CLASSES)
+    return load_model(str(model))

@@ -16,6 +16,7 @@ from dome.cli.screen import (
     console,
     duration,
     one_line_errors,
+    show_path,
     users_values,
 )
 
@@ -229,3 +230,14 @@ def _show_conclusions(conclusions: list[Conclusion], plan: Plan) -> None:
             soft_wrap=True,
         )
     console.print(f"Verdicts: {plan.figures[0].folder / CLAIMS_FILE}", soft_wrap=True)
+    _write_report(plan.figures[0].folder, plan.figures[0].scale)
+
+
+def _write_report(folder: Path, scale: str) -> None:
+    from dome.report.page import REPORT_FILE, write_report
+    from dome.report.sections import figure_sections
+
+    page = folder / REPORT_FILE
+    title = f"dome reproduce: the paper's figures at scale {scale}"
+    write_report(page, title, figure_sections(folder, scale))
+    show_path(page)

@@ -91,6 +91,11 @@ def check_folder(out: Path) -> None:
         raise UserError(f"--out {out} cannot be written to: {why}") from error
 
 
+def show_path(page: Path) -> None:
+    """Say where a report is."""
+    console.print(f"Report: {page}", soft_wrap=True, markup=False)
+
+
 def duration(seconds: float) -> str:
     """A time in two units at most, as one says it."""
     if seconds < MINUTE:

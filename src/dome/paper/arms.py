@@ -79,6 +79,11 @@ class Arm:
             return None
         return times_fewer_bits(self._compressor, self._layout.dim)
 
+    @property
+    def filter(self) -> dome.GradientFilter | None:
+        """The filter, if there is a tracker."""
+        return self._filter
+
     def detach(self) -> None:
         """Take the filter off the model."""
         if self._filter is not None:

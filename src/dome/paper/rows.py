@@ -39,7 +39,8 @@ def append_run(path: Path, rows: Sequence[Row], made_by: str = TRAINING) -> list
 
     Args:
         path: The JSONL file; its folder exists.
-        rows: All the rows of one run. NaN and infinity become null.
+        rows: All the rows of one run. NaN and infinity become null, and so does a
+            spectrum that has them.
         made_by: Sets apart rows of the same run that are of different kinds.
 
     Returns:
@@ -178,7 +179,8 @@ def _num_rows(row: Row) -> int:
 
 
 def _storable(value: Value) -> Value:
-    lost = isinstance(value, float) and not math.isfinite(value)
+    numbers = value if isinstance(value, list) else [value]
+    lost = any(isinstance(v, float) and not math.isfinite(v) for v in numbers)
     return None if lost else value
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 
-Value = str | int | float | bool | None
+Value = str | int | float | bool | list[float] | None  # a list is a spectrum
 
 PLAIN, FILTERED = "plain", "filtered"
 OPTIMIZERS = ("sgd", "adam")

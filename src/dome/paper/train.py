@@ -22,6 +22,7 @@ from dome.paper.models import MODELS
 from dome.paper.randomness import INITIAL_WEIGHTS, SAMPLE_ORDER, generator
 from dome.paper.rows import Row
 from dome.paper.run import Run, check_batch_size, check_name
+from dome.paper.subspace import SubspaceWatch
 from dome.paper.tasks import TASKS, Task, load_task
 
 EVALUATION_BATCH = 1024
@@ -50,6 +51,7 @@ def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
             kept_norm=epoch.kept_norm,
             fraction=epoch.fraction,
             times_fewer_bits=epoch.times_fewer_bits,
+            **epoch.subspace,
             seconds=epoch.seconds,
         )
 
@@ -95,7 +97,7 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """Means over the steps of an epoch, what was sent, and how long they took."""
+    """Means over the steps of an epoch, how long they took, the subspace after it."""
 
     number: int
     train_loss: float | None
@@ -103,6 +105,7 @@ class _Epoch:
     fraction: float | None
     times_fewer_bits: float | None
     seconds: float
+    subspace: Row
 
 
 def _start(run: Run) -> tuple[Task, nn.Module]:
@@ -120,6 +123,7 @@ def _epochs(
     """Train the model in place, an epoch at a time."""
     optimizer = _optimizer(model, run)
     arm = Arm(model, optimizer, run)
+    watch = SubspaceWatch()
     order = generator(run.seed, SAMPLE_ORDER)
     device = next(model.parameters()).device
     num_steps = len(task.train_x) // run.batch_size
@@ -139,14 +143,10 @@ def _epochs(
             fractions.append(fraction)
             if tell is not None:
                 tell(number, step + 1, num_steps)
-        yield _Epoch(
-            number,
-            _mean(losses),
-            _mean(kept),
-            _mean(fractions),
-            arm.times_fewer_bits,
-            time.perf_counter() - started,
-        )
+        seconds = time.perf_counter() - started
+        means = _mean(losses), _mean(kept), _mean(fractions)
+        seen = watch.look(arm.filter)
+        yield _Epoch(number, *means, arm.times_fewer_bits, seconds, seen)
     arm.detach()
 
 
