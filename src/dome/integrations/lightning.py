@@ -6,7 +6,6 @@ of itself, or methods of its own. The filter runs inside ``optimizer.step()``: a
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import wraps
 from typing import Any
 
@@ -19,6 +18,7 @@ import dome.distributed
 from dome.attachment import attach
 from dome.distributed import CompressedFilter, ShardedFilter
 from dome.filter import GradientFilter
+from dome.integrations.log import log_row
 
 AnyFilter = GradientFilter | ShardedFilter | CompressedFilter
 
@@ -105,14 +105,8 @@ class DomeCallback(pl.Callback):  # type: ignore[misc] # Lightning is not type-c
         if stats.step == self._logged_step:
             return
         self._logged_step = stats.step
-        values = asdict(stats)
-        values.pop("step")
-        pl_module.log_dict(
-            {f"dome/{name}": float(value) for name, value in values.items()},
-            on_step=True,
-            on_epoch=False,
-            batch_size=1,
-        )
+        row = log_row(stats, "dome/")
+        pl_module.log_dict(row, on_step=True, on_epoch=False, batch_size=1)
 
     def state_dict(self) -> dict[str, Any]:
         """The filter's state, for the checkpoint; with DDP gathered on every worker."""

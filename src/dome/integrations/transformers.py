@@ -6,7 +6,6 @@ after ``max_grad_norm``. Its state is a file of its own in each checkpoint folde
 
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from transformers import (
 )
 
 from dome.integrations.accelerate import AnyFilter, attach, unwrapped
+from dome.integrations.log import log_row
 
 FILE = "dome_filter.safetensors"
 WEIGHTS = "weights"  # the checksum of the weights that a state belongs to
@@ -118,9 +118,7 @@ class DomeTrainerCallback(TrainerCallback):  # type: ignore[misc] # is not type-
         del args, control
         if not self._log_stats or self.filter is None or "loss" not in (logs or {}):
             return
-        values = asdict(self.filter.stats)
-        values.pop("step")
-        row = {f"dome_{name}": float(value) for name, value in values.items()}
+        row = log_row(self.filter.stats, "dome_")
         for place in (logs, state.log_history[-1]):
             if place is not None:
                 place.update(row)
