@@ -49,5 +49,5 @@ def literal(batches, rank=4, accumulate=1, learning_rate=0.3):
         pieces = twin.filtered(cross_entropy, x, y).split(sizes)
         with torch.no_grad():
             for p, piece in zip(model.parameters(), pieces, strict=True):
-                p -= learning_rate * piece.view(p.shape)
+                p.sub_(learning_rate * piece.view(p.shape))
     return flat(model)

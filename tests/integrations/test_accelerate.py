@@ -72,7 +72,7 @@ def test_a_saved_state_goes_on_bit_for_bit(tmp_path):
 
 
 def test_the_scaler_of_a_prepared_optimizer_is_found():
-    accelerator, model, optimizer, _, grad_filter = prepared()
+    _, model, optimizer, _, grad_filter = prepared()
     grad_filter.detach()
     optimizer.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     grad_filter = attach(model, optimizer, rank=4)

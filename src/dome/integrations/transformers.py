@@ -200,5 +200,5 @@ def checksum(weights: Iterable[Tensor]) -> str:
     total = 0
     for p in weights:
         raw = p.detach().contiguous().reshape(-1).view(torch.uint8)
-        total = zlib.crc32(raw.cpu().numpy(), total)
+        total = zlib.crc32(raw.cpu().numpy().data, total)
     return f"{total:08x}"
