@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ def test_every_example_runs_and_says_something(path, tmp_path):
     done = subprocess.run(
         [sys.executable, path],
         cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,

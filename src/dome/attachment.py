@@ -48,6 +48,11 @@ def attach(
         The filter; ``.detach()`` undoes this call.
     """
     check_no_filter(optimizer)
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise ValueError(
+            f"{type(optimizer).__name__} is a wrapper that runs no hooks of torch: use "
+            f"dome.integrations.accelerate.attach, or attach to the optimizer inside"
+        )
     ours = [p for group in optimizer.param_groups for p in group["params"]]
     grad_filter = GradientFilter(model, rank, parameters=ours, **options)
     call_before_step(optimizer, grad_filter)

@@ -7,6 +7,7 @@ g.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
@@ -106,6 +107,26 @@ class GradientFilter:
         self._num_steps += 1
         self._source.arm(self._schedule.takes_samples(self._num_steps))
         self._seconds = time.perf_counter() - start
+
+    def watch(self, *inputs: object) -> AbstractContextManager[None]:
+        """Capture what is computed inside, as a call of the model with these inputs.
+
+        For a step that calls parts of the model one by one, or a method of it, instead
+        of ``model(...)``. Calls of the model inside belong to it.
+
+        Args:
+            *inputs: What the step starts from. The first tensor inside tells the
+                number of samples.
+        """
+        return self._source.watch(inputs)
+
+    def expect_backward(self, loss: Tensor) -> None:
+        """Announce that ``loss.backward()`` follows.
+
+        Needed with ``samples="microbatch"`` only, and only where the loss was computed
+        without calling the model itself.
+        """
+        self._source.expect(loss)
 
     @torch.no_grad()
     def observe(self, grads: Tensor) -> None:

@@ -7,8 +7,9 @@ returns their sum, so that the batch gradient is not computed a second time. The
 is not wrapped and nothing is hung on its parameters.
 """
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ class PerSample:
     ) -> None:
         check_capturable(model)
         self.rows = Rows(layout)
+        self._model = weakref.ref(model)
         self._batch_dim = batch_dim or 0
         self._active = True
         self._depth = 0
@@ -54,6 +56,21 @@ class PerSample:
     def arm(self, active: bool) -> None:
         """Choose whether forward passes from now on are captured."""
         self._active = active
+
+    @contextmanager
+    def watch(self, inputs: object) -> Iterator[None]:
+        """Capture what is computed inside, as a call of the model with these inputs."""
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the model of this filter is gone: attach a new filter")
+        try:
+            self._enter(model, (inputs,), {})
+            yield
+        finally:
+            self._leave()
+
+    def expect(self, loss: Tensor) -> None:
+        """Nothing to do: what was captured reports itself."""
 
     def take(self) -> Tensor | None:
         """The rows (B, D) of every backward pass since the last call."""

@@ -4,6 +4,8 @@ Works with any model, batch norm and torch.compile included, and costs one copy 
 gradient for each call of ``backward()``.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -38,6 +40,15 @@ class MicroBatch:
         """Choose whether backward passes of forwards from now on are captured."""
         self._active = active
 
+    def watch(self, inputs: object) -> AbstractContextManager[None]:
+        """Nothing to do: a micro-batch is told by its ``backward()``."""
+        del inputs
+        return nullcontext()
+
+    def expect(self, loss: Tensor) -> None:
+        """Take what ``backward()`` adds to ``.grad`` from this tensor on."""
+        self._look_at(loss)
+
     def take(self) -> Tensor | None:
         """One row (N, D) for each backward pass; see the protocol."""
         rows, self._rows = self._rows, []
@@ -57,6 +68,9 @@ class MicroBatch:
         return _inert, ()
 
     def _watch(self, _: nn.Module, __: Value, output: Value) -> None:
+        self._look_at(output)
+
+    def _look_at(self, output: Value) -> None:
         if not self._active or not torch.is_grad_enabled():
             return
         self._clean = not any(has_gradient(p) for p in self._layout.parameters)

@@ -1,5 +1,7 @@
 """Samples from a model that Opacus hooks already: its ``grad_sample`` read as it is."""
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +33,14 @@ class OpacusSamples:
         )
         if switch is not None:
             switch()
+
+    def watch(self, inputs: object) -> AbstractContextManager[None]:
+        """Nothing to do: Opacus' hooks are on every layer."""
+        del inputs
+        return nullcontext()
+
+    def expect(self, loss: Tensor) -> None:
+        """Nothing to do: Opacus' hooks are on every layer."""
 
     def take(self) -> Tensor | None:
         """The rows (B, D) in all ``grad_sample``; see the protocol."""

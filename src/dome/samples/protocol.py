@@ -1,5 +1,6 @@
 """What the filter asks of a source of gradient samples. B samples, D parameters."""
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from torch import Tensor
@@ -10,6 +11,12 @@ class SampleSource(Protocol):
 
     def arm(self, active: bool) -> None:
         """Choose whether forward passes from now on are captured (the default)."""
+
+    def watch(self, inputs: object) -> AbstractContextManager[None]:
+        """Capture what is computed inside, as a call of the model with these inputs."""
+
+    def expect(self, loss: Tensor) -> None:
+        """Announce that ``backward()`` starts at this tensor next."""
 
     def take(self) -> Tensor | None:
         """Hand over the samples since the last call as rows (B, D), and forget them.

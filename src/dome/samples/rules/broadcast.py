@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.utils._pytree import tree_map_only
 
 from dome.samples.axis import Axis
-from dome.samples.flow import assigned_axis
+from dome.samples.flow import assigned_axis, operations
 from dome.samples.nested import Value
 from dome.samples.sink import Context, Sink, apply, first_order
 from dome.samples.trace import Call, Derived, Trace
@@ -18,11 +18,27 @@ from dome.samples.trace import Call, Derived, Trace
 
 def broadcast(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
     """Add, multiply, where, ...: anything that broadcasts its arguments."""
+    if call.func in _ADDING and _are_totals(trace, call):
+        return call.func(*args, **kwargs)
     x, axis = _leading(trace, call)
     args, kwargs = tree_map_only(
         Tensor, lambda t: _aligned(trace, t, x, axis), (args, kwargs)
     )
     return call.func(*args, **kwargs)
+
+
+_ADDING = frozenset(
+    operations(
+        *("add", "sub", "subtract", "add_", "sub_", "rsub", "__add__", "__radd__"),
+        *("__sub__", "__rsub__", "__iadd__", "__isub__"),
+    )
+)
+
+
+def _are_totals(trace: Trace, call: Call) -> bool:
+    """Whether a penalty on the weights is added to a loss: it is no sample's part."""
+    scalars = all(t.ndim == 0 for t in (*call.batched, *call.derived))
+    return scalars and all(trace.axis(t) is None for t in call.batched)
 
 
 def concatenate(
