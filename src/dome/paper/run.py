@@ -13,7 +13,7 @@ Value = str | int | float | bool | None
 
 PLAIN, FILTERED = "plain", "filtered"
 OPTIMIZERS = ("sgd", "adam")
-REMOVES = ("nothing", "span", "rest", "uncoded")
+REMOVES = ("nothing", "span", "rest", "uncoded", "hessian")
 TRACKERS = ("power", "svd")
 LAYOUTS = ("global", "layerwise")
 
@@ -58,7 +58,8 @@ class Run:
         removes: What becomes of the tracked span: "nothing" is taken out (the tracker
             watches), the "span" is (DOME: g − U Uᵀ g goes on), the "rest" is (U Uᵀ g
             goes on), or the span goes on "uncoded", as K exact numbers beside the
-            compressed rest.
+            compressed rest. Or instead of a tracked span the leading K eigenvectors of
+            the "hessian" are taken out, computed anew on every update.
         rate: How many times fewer numbers the sketch keeps; None does not compress.
         tracker: "power" or "svd".
         forget: Weight of the newest batch; None averages all.
@@ -106,7 +107,7 @@ class Run:
             )
         if self.num_train is not None:
             check_batch_size(self.batch_size, self.num_train, self.task)
-        if self.rank is None and self.removes in ("rest", "uncoded"):
+        if self.rank is None and self.removes in ("rest", "uncoded", "hessian"):
             raise ValueError(f"removes={self.removes!r} needs a rank: set one")
 
     @property
