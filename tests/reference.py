@@ -99,7 +99,8 @@ def as_function_of_vector(model, loss_of_outputs, x):
 
     def outputs(theta):
         pieces = theta.split([p.numel() for p in named.values()])
-        values = {n: v.view(p.shape) for (n, p), v in zip(named.items(), pieces)}
+        pairs = zip(named.items(), pieces, strict=True)
+        values = {n: v.view(p.shape) for (n, p), v in pairs}
         return torch.func.functional_call(model, values, (x,))
 
     theta = torch.cat([p.detach().flatten() for p in named.values()])

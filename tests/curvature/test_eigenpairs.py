@@ -102,7 +102,9 @@ def test_a_rank_that_is_too_large_is_refused(rng):
 
 def test_what_does_not_converge_says_what_to_do(rng):
     matrix, _ = with_eigenvalues(rng, torch.linspace(1, 1.001, 200).tolist())
-    with pytest.raises(RuntimeError, match="of 5 eigenpairs converged within .* fewer"):
+    with pytest.raises(
+        RuntimeError, match=r"of 5 eigenpairs converged within .* fewer"
+    ):
         top_eigenpairs(matrix, 5, tolerance=1e-12, max_products=25)
 
 

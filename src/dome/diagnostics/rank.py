@@ -1,9 +1,10 @@
 """What a spectrum says about how many directions matter.
 
-Letters: eigenvalues λ₁ ≥ λ₂ ≥ ..., C classes. A spectrum that a number of directions
-stand out of has a knee: on logarithmic axes it runs below the straight line from its
-first to its last eigenvalue, and is farthest below it right after those directions. A
-power law is that line, and has none.
+Letters: eigenvalues λ₁ ≥ λ₂ ≥ ..., C classes. A spectrum has a knee where directions
+stand out of the rest: on logarithmic axes of both λ and its index a straight line is
+fitted to the second half, the bulk, and the directions before the knee lie above it. A
+power law is that line itself, and has no knee; nor has a spectrum that falls ever
+faster.
 """
 
 import math
@@ -12,9 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# A knee is where λ is less than half of what the straight line has: the factor by which
-# an outlier stands out of the bulk.
-KNEE = 2.0
+OUTLIER = 2.0  # times the bulk's line
 NEAR = 2.0  # a knee within this factor of C or C² is taken for it
 
 
@@ -84,15 +83,16 @@ def knee(eigenvalues: Tensor) -> int | None:
 
     Args:
         eigenvalues: In any order, shape (K,), at least two of them positive. As for
-            ``eigengap``, give the first half of a full spectrum.
+            ``eigengap``, give the first half of a full spectrum. No more than half of
+            those given can stand out.
     """
     values = _positive(eigenvalues)
+    half = len(values) // 2
     x = torch.arange(1, len(values) + 1, dtype=torch.float64).log()
     y = values.log()
-    line = y[0] + (y[-1] - y[0]) * x / x[-1]
-    below = line - y
-    lowest = int(below.argmax())
-    return lowest if below[lowest] > math.log(KNEE) else None
+    a, b = _line(x[half:], y[half:])
+    above = (y - a * x - b)[:half] > math.log(OUTLIER)
+    return int(above.nonzero().max()) + 1 if above.any() else None
 
 
 def suggest_rank(eigenvalues: Tensor, num_classes: int | None = None) -> SuggestedRank:
@@ -125,6 +125,14 @@ def suggest_rank(eigenvalues: Tensor, num_classes: int | None = None) -> Suggest
         return SuggestedRank(choices[name], name, found, why)
     why = f"{found}, the knee of the spectrum"
     return SuggestedRank(found, "knee", found, why)
+
+
+def _line(x: Tensor, y: Tensor) -> tuple[float, float]:
+    """a and b of the least-squares line y = a x + b; flat through a single point."""
+    deviation = x - x.mean()
+    spread = float(deviation.square().sum())
+    a = float((deviation * y).sum()) / spread if spread > 0 else 0.0
+    return a, float(y.mean()) - a * float(x.mean())
 
 
 def _positive(eigenvalues: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ Samples = tuple[Tensor, Tensor]
 TRACKED, COVARIANCE = "tracked", "covariance"
 HESSIAN, GAUSS_NEWTON = "hessian", "gauss_newton"
 MATRICES = {HESSIAN: Hessian, GAUSS_NEWTON: GaussNewton}
-DRIFT_SAMPLES = 500  # whose covariance is followed beside the tracked basis
+DRIFT_SAMPLES = 300  # whose covariance is followed beside the tracked basis
 ANCHORS = (20, 200)  # steps at which the waiting begins
 LAGS = (1, 3, 10, 30, 100, 200)  # steps that are waited
 

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from dome.curvature import Hessian, top_eigenpairs
 
-CURVATURE_SAMPLES = 1000  # training samples that curvature is computed over
+CURVATURE_SAMPLES = 500  # training samples that curvature is computed over
 CURVATURE_BATCH = 250
 TOLERANCE = 1e-2  # relative, of an eigenvalue
 

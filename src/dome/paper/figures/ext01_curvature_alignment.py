@@ -2,7 +2,7 @@
 
 Beyond the paper, which asserts that the leading directions of the gradient covariance
 are those of the Hessian and of its Gauss-Newton part. After epochs 1, 2, 4, ... the
-leading C and C² eigenvectors of both matrices are computed over the same 1,000 training
+leading C and C² eigenvectors of both matrices are computed over the same 500 training
 samples, and it is measured how much of them lies in the tracked U, and in as many
 leading eigenvectors of the covariance of those samples' gradients: what a tracker that
 lags behind would lose.

@@ -3,7 +3,7 @@
 Beyond the paper, which relies on an eigenspace that evolves slowly. From steps 20 and
 200 on, the basis is compared with what it was, n steps later. A tracker that averages
 all batches moves slowly whatever happens, so the leading eigenvectors of the gradient
-covariance of 500 training samples, always the same, are compared in the same way: they
+covariance of 300 training samples, always the same, are compared in the same way: they
 move because the weights do, and for no other reason.
 
 Scale cpu: a network of linear layers as in ext01, 2,000 training images, B = 32, 8

@@ -2,7 +2,7 @@
 
 Beyond the paper: the Bulk-SGD of Song et al. (2024), "Does SGD really happen in tiny
 subspaces?", which the paper builds on, beside the filter, with the same model, seeds
-and order of samples. The leading C eigenvectors of the Hessian over 1,000 training
+and order of samples. The leading C eigenvectors of the Hessian over 500 training
 samples are computed anew on every tenth step; DOME removes C² directions, its default,
 and C, for a fair comparison.
 
