@@ -1,6 +1,7 @@
 """Samples that are walked over more than once: a pair of tensors, or batches."""
 
 from collections.abc import Iterable, Iterator
+from typing import TypeGuard
 
 from torch import Tensor
 
@@ -26,7 +27,9 @@ class Batches:
                 f"data is {type(data).__name__}, which can be walked over only once: "
                 f"give a list of batches, a DataLoader, or (x, y)"
             )
-        self._data = _split(data, batch_size) if _is_pair(data) else data
+        self._data: Iterable[object] = data
+        if _is_pair(data):
+            self._data = _split(*data, batch_size)
         self.num_samples = sum(len(x) for x, _ in self)
         if not self.num_samples:
             raise ValueError("data has no samples: give at least one")
@@ -38,11 +41,10 @@ class Batches:
                     f"a batch must be inputs and targets (x, y), got "
                     f"{type(batch).__name__}"
                 )
-            x, y = batch
-            yield x, y
+            yield batch
 
 
-def _is_pair(data: object) -> bool:
+def _is_pair(data: object) -> TypeGuard[Batch]:
     return (
         isinstance(data, tuple | list)
         and len(data) == 2
@@ -50,8 +52,7 @@ def _is_pair(data: object) -> bool:
     )
 
 
-def _split(data: object, batch_size: int) -> list[Batch]:
-    x, y = data  # type: ignore[misc] # _is_pair has looked
+def _split(x: Tensor, y: Tensor, batch_size: int) -> list[Batch]:
     if len(x) != len(y):
         raise ValueError(f"{len(x)} inputs and {len(y)} targets: one each is needed")
     return list(zip(x.split(batch_size), y.split(batch_size), strict=True))

@@ -12,7 +12,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -165,7 +165,7 @@ class _TensorBoard:
 
 
 def _sink(path: Path, prefix: str) -> _Sink:
-    kinds = {".csv": _Csv, ".jsonl": _Jsonl}
+    kinds: dict[str, Callable[[Path], _Sink]] = {".csv": _Csv, ".jsonl": _Jsonl}
     if path.suffix in kinds and not path.is_dir():
         if not path.parent.is_dir():
             raise ValueError(f"there is no folder {path.parent}: make it first")

@@ -56,14 +56,11 @@ def test_the_squared_norm_of_the_batch_gradient_alone_would_be_found_out(rng):
     assert z_score(lengths, mean.square().sum()) > 2 * LIMIT
 
 
-def test_averages_of_both_divided_give_the_ratio_in_the_long_run(rng):
+def test_signal_is_the_true_ratio_times_the_noise_on_average(rng):
     stream, mean, variance = made(rng, 0.6, 8)
+    ratio = float(mean.square().sum() / (variance.sum() / 8))
     found = [signal_to_noise(batch) for batch in stream]
-    signal = sum(f.signal for f in found) / len(found)
-    noise = sum(f.noise for f in found) / len(found)
-    truth = mean.square().sum() / (variance.sum() / 8)
-    # Two means over 4,000 batches, each of a standard error below 2 %.
-    assert signal / noise == pytest.approx(float(truth), rel=0.1)
+    assert abs(z_score([f.signal - ratio * f.noise for f in found], 0.0)) < LIMIT
 
 
 def test_the_formula_is_the_literal_one(rng):

@@ -3,6 +3,8 @@
 Letters: N samples, J (N, D) the derivatives of their losses, one gradient a row.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
@@ -60,9 +62,8 @@ class Covariance:
         theta = self._loss.parameters()
         with differentiable_attention():
             for batch, share in self._loss.walk():
-                losses, forward, backward = linearized(
-                    lambda p, batch=batch: self._losses(p, batch), theta
-                )
+                losses_at = partial(self._losses, batch=batch)
+                losses, forward, backward = linearized(losses_at, theta)
                 slopes = forward(v)
                 # Centred within the batch, for digits, and for the rest below.
                 shift = slopes.mean()
@@ -78,4 +79,4 @@ class Covariance:
         x, y = batch
         z = self._loss.outputs(theta, x)
         one = vmap(lambda z, y: self._loss.loss_fn(z[None], y[None]))
-        return one(z, y)  # type: ignore[no-any-return]
+        return one(z, y)

@@ -12,6 +12,10 @@ from dome.curvature.matrix import Curvature
 SEED = 0x63757276  # of the first vector, where no generator is given
 
 
+class NotFiniteError(RuntimeError):
+    """A product with a matrix is not finite."""
+
+
 @dataclass(frozen=True, slots=True)
 class Eigenpairs:
     """The algebraically largest eigenvalues of a matrix and their directions.
@@ -79,6 +83,7 @@ def top_eigenpairs(
 
     Raises:
         RuntimeError: If some eigenpairs have not converged.
+        NotFiniteError: If a product is not finite.
     """
     linalg, D = _scipy(), matrix.dim
     if not 1 <= num < D:
@@ -129,7 +134,7 @@ class _Counter:
         v = torch.from_numpy(vector.reshape(-1).copy()).to(self._matrix.device)
         product = self._matrix @ v
         if not product.isfinite().all():
-            raise RuntimeError(
+            raise NotFiniteError(
                 "a product with the matrix is not finite: the model has diverged, or "
                 "overflows at this precision"
             )

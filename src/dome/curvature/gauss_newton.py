@@ -5,7 +5,7 @@ Letters: z = f(θ, x) the predictions, J = ∂z/∂θ, L the mean loss as a func
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vjp
+from torch.func import grad
 
 from dome.batches import Batch, Data
 from dome.curvature.matrix import (
@@ -16,6 +16,7 @@ from dome.curvature.matrix import (
     Parameters,
     Products,
     linearized,
+    pulled,
 )
 
 
@@ -67,5 +68,5 @@ class GaussNewton:
     def _of_batch(self, theta: Parameters, batch: Batch) -> LinearMap:
         x, y = batch
         z, forward, backward = linearized(lambda p: self._loss.outputs(p, x), theta)
-        _, bend = vjp(grad(lambda z: self._loss.loss_fn(z, y)), z)
-        return lambda v: backward(bend(forward(v))[0])
+        _, bend = pulled(grad(lambda z: self._loss.loss_fn(z, y)), z)
+        return lambda v: backward(bend(forward(v)))

@@ -2,7 +2,7 @@
 
 import torch
 from torch import Tensor, nn
-from torch.func import grad, vjp
+from torch.func import grad
 
 from dome.batches import Batch, Data
 from dome.curvature.matrix import (
@@ -12,6 +12,7 @@ from dome.curvature.matrix import (
     LossFn,
     Parameters,
     Products,
+    pulled,
 )
 
 
@@ -61,5 +62,5 @@ class Hessian:
 
     def _of_batch(self, theta: Parameters, batch: Batch) -> LinearMap:
         # H is symmetric: what reverse mode gives, vᵀ H, is H v.
-        _, pull = vjp(grad(lambda p: self._loss.of_batch(p, batch)), theta)
-        return lambda v: pull(v)[0]
+        _, product = pulled(grad(lambda p: self._loss.of_batch(p, batch)), theta)
+        return product

@@ -6,7 +6,7 @@ are. Reverse mode alone is used: it knows more layers than forward mode.
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -157,19 +157,21 @@ def linearized(
     function: Callable[[Parameters], Tensor], theta: Parameters
 ) -> tuple[Tensor, Callable[[Parameters], Tensor], Callable[[Tensor], Parameters]]:
     """A function's value, and products with its Jacobian J: v ↦ J v and u ↦ Jᵀ u."""
-    value, pull = vjp(function, theta)
-
-    def transposed(u: Tensor) -> Parameters:
-        return pull(u)[0]  # type: ignore[no-any-return]
-
+    value, transposed = pulled(function, theta)
     # Jᵀ u is linear in u, so that its own derivative, anywhere, is J.
-    _, pull_twice = vjp(transposed, torch.zeros_like(value))
-    return value, lambda v: pull_twice(v)[0], transposed
+    _, forward = pulled(transposed, torch.zeros_like(value))
+    return value, forward, transposed
+
+
+def pulled(function: Callable[[Any], Any], at: Any) -> tuple[Any, Callable[[Any], Any]]:  # noqa: ANN401 (tensors or dictionaries)
+    """A function's value at a point, and u ↦ Jᵀ u."""
+    value, pull = vjp(function, at)[:2]
+    return value, lambda u: pull(u)[0]
 
 
 def differentiable_attention() -> AbstractContextManager[None]:
     """Fused attention kernels have no second derivatives: use the plain formula."""
-    return sdpa_kernel(SDPBackend.MATH)  # type: ignore[no-any-return]
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def _check_mode(model: nn.Module) -> None:

@@ -103,7 +103,7 @@ def _signal_to_noise(
     means = [(u.mean_total, u.mean_captured) for u in updates]
     if len(total) < 2 or any(None in pair for pair in means):
         return math.nan, math.nan
-    length, inside = (float(sum(part)) for part in zip(*means, strict=True))  # type: ignore[arg-type] # no None
+    length, inside = (float(sum(part)) for part in zip(*means, strict=True))
     B, all_, kept = len(total), float(total.sum()), float((total - captured).sum())
     before = from_squares(all_ - B * length, length, B)
     after = from_squares(kept - B * (length - inside), length - inside, B)

@@ -24,7 +24,10 @@ Samples = tuple[Tensor, Tensor]
 
 TRACKED, COVARIANCE = "tracked", "covariance"
 HESSIAN, GAUSS_NEWTON = "hessian", "gauss_newton"
-MATRICES = {HESSIAN: Hessian, GAUSS_NEWTON: GaussNewton}
+MATRICES: dict[str, type[Hessian] | type[GaussNewton]] = {
+    HESSIAN: Hessian,
+    GAUSS_NEWTON: GaussNewton,
+}
 DRIFT_SAMPLES = 300  # whose covariance is followed beside the tracked basis
 ANCHORS = (20, 200)  # steps at which the waiting begins
 LAGS = (1, 3, 10, 30, 100, 200)  # steps that are waited
@@ -78,7 +81,7 @@ def compute_drift(run: Run) -> Iterator[Row]:
     """
     model, task, steps = training(run)
     samples = _on(model, some_samples(task, DRIFT_SAMPLES))
-    seen: dict[int, dict[str, Tensor]] = {}
+    seen: dict[int, dict[str, Tensor | None]] = {}
     wanted = {a + lag for a in ANCHORS for lag in (0, *LAGS)}
     started = time.perf_counter()
     for step in steps:

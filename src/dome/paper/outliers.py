@@ -3,10 +3,13 @@
 "Does SGD really happen in tiny subspaces?" Shapes: V (D, K) the leading eigenvectors.
 """
 
+from contextlib import suppress
+
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from dome.curvature import Hessian, top_eigenpairs
+from dome.curvature import Hessian, NotFiniteError, top_eigenpairs
 
 CURVATURE_SAMPLES = 500  # training samples that curvature is computed over
 CURVATURE_BATCH = 250
@@ -36,13 +39,14 @@ class HessianOutliers:
 
         A run that diverges keeps the last eigenspace there was.
         """
-        if self._num_steps % self._every == 0 and gradient.isfinite().all():
-            self._vectors = self._leading_vectors()
+        if self._num_steps % self._every == 0:
+            with suppress(NotFiniteError):
+                self._vectors = self._leading_vectors(gradient.dtype)
         self._num_steps += 1
         V = self._vectors
         return gradient if V is None else gradient - V @ (V.T @ gradient)
 
-    def _leading_vectors(self) -> Tensor:
+    def _leading_vectors(self, dtype: torch.dtype) -> Tensor:
         hessian = Hessian(
             self._model,
             cross_entropy,
@@ -50,4 +54,5 @@ class HessianOutliers:
             batch_size=CURVATURE_BATCH,
             keep_graphs=True,
         )
-        return top_eigenpairs(hessian, self._rank, tolerance=TOLERANCE).vectors
+        pairs = top_eigenpairs(hessian, self._rank, tolerance=TOLERANCE, dtype=dtype)
+        return pairs.vectors
