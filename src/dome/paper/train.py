@@ -72,6 +72,7 @@ def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
             kept_norm=epoch.kept_norm,
             fraction=epoch.fraction,
             seconds=epoch.seconds,
+            processor_seconds=epoch.processor_seconds,
         )
 
 
@@ -122,13 +123,18 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """Means over the steps of an epoch, and how long they took."""
+    """Means over the steps of an epoch, and how long they took.
+
+    Seconds by the clock depend on what else the machine does; those of the processor
+    hardly.
+    """
 
     number: int
     train_loss: float | None
     kept_norm: float | None
     fraction: float | None
     seconds: float
+    processor_seconds: float
 
 
 def _start(run: Run) -> tuple[Task, nn.Module]:
@@ -146,7 +152,7 @@ def _epochs(
     """Train the model in place, an epoch at a time."""
     num_steps = len(task.train_x) // run.batch_size
     done: list[Step] = []
-    started = time.perf_counter()
+    started, worked = time.perf_counter(), time.process_time()
     for step in _steps(model, task, run):
         done.append(step)
         if tell is not None:
@@ -159,9 +165,10 @@ def _epochs(
             _mean([step.kept_norm for step in done]),
             _mean([step.fraction for step in done]),
             time.perf_counter() - started,
+            time.process_time() - worked,
         )
         done.clear()
-        started = time.perf_counter()
+        started, worked = time.perf_counter(), time.process_time()
 
 
 def _steps(model: nn.Module, task: Task, run: Run) -> Iterator[Step]:

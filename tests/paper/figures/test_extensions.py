@@ -117,7 +117,7 @@ def bulk(accuracy, loss, seconds, scatter=SCATTER):
     rows = []
     for arm, top, low, s in zip(arms, accuracy, loss, seconds, strict=True):
         mine = [0.0] * 3 if arm.rank is None else scatter
-        rows += seeds(arm, mine, test_accuracy=top, train_loss=low, seconds=s)
+        rows += seeds(arm, mine, test_accuracy=top, train_loss=low, processor_seconds=s)
     return rows
 
 

@@ -108,7 +108,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         for axes, (matrix, name) in zip(panels, MATRICES.items(), strict=True):
             _draw_panel(axes, select(rows, arm=arm, matrix=matrix))
             title = name if arm == PLAIN else ""
-            drawing.label(axes, "step", "share that lies in the basis", title)
+            drawing.label(axes, "step", "share in the basis", title)
         drawing.name_row(panels[0], drawing.ARM_NAMES[arm])
     drawing.add_title(figure, rows, grid[0][0])
     samples, k = (number(rows[0], column) for column in ("num_samples", "rank"))
