@@ -16,6 +16,9 @@ def environment():
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
+        # Else torchrun keeps one store over all restarts, and a new worker may find the
+        # address of a dead one in it (torch 2.13).
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
 
