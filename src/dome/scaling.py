@@ -150,7 +150,7 @@ class _Problem:
 
     def acts(self, way: str, rank: int) -> bool:
         """Whether the covariance action is sent instead of samples."""
-        return way == "per_sample" and self.batch_size > 2 * rank + 1
+        return way == "per_sample" and self.batch_size > 2 * rank + 2
 
     def bytes_sent(self, way: str, rank: int) -> float:
         """By a worker in a step."""
@@ -164,7 +164,8 @@ class _Problem:
         if way == "worker":
             return 2 * one_way + small
         if self.acts(way, rank):
-            return 2 * one_way * (K + 1) + (P - 1) * 2 * SMALL * B * K + small
+            # The action and U; mean and gradient; the filtered gradient.
+            return one_way * (2 * K + 3) + (P - 1) * 2 * SMALL * B * K + small
         return one_way * (B + 1) + small
 
     def flops(self, way: str, rank: int) -> float:
