@@ -470,6 +470,30 @@ def exact_samples_send_the_cheaper_of_samples_and_action(place):
 
 
 @check
+def the_plan_predicts_the_bytes(place):
+    P, dim = place.size, 2883
+    for rank, size, options, name in (
+        (6, 12, {"samples": "worker"}, 'samples="worker"'),
+        (6, 12, {}, 'samples="per_sample"'),
+        (2, 60, {}, 'samples="per_sample"'),
+        (6, 12, {"compressor": HadamardSketch(10)}, "HadamardSketch(10)"),
+    ):
+        model, optimizer, grad_filter = start(
+            place, rank, model=wide_classifier(240).float(), **options
+        )
+        for x, y in batches(rng(), 4, size, torch.float32):
+            step(model, optimizer, mine(place, x), mine(place, y))
+        plan = dome.plan_workers(dim, rank, size // P, P, rate=10)
+        (choice,) = (choice for choice in plan.choices if choice.name == name)
+        stats = grad_filter.stats
+        assert stats.ddp_bytes == pytest.approx(plan.ddp_bytes, abs=1)
+        # Beside it: shards filled up to equal lengths, flags, and a few sums of norms.
+        close = pytest.approx(choice.bytes_sent, rel=0.01, abs=400)
+        assert stats.bytes_sent == close, (name, size, stats.sent)
+        grad_filter.detach()
+
+
+@check
 def buffers_follow_the_first_worker_as_in_ddp(place):
     def with_norm():
         torch.manual_seed(0)

@@ -53,7 +53,7 @@ def run_program(num_workers, folder, shared):
     return results
 
 
-def torchrun(script, *arguments, workers, restarts=0, timeout=LIMIT):
+def torchrun(script, *arguments, workers, restarts=0, timeout=LIMIT, cwd=None):
     """A script under torchrun, on a free port."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run"),
@@ -68,4 +68,5 @@ def torchrun(script, *arguments, workers, restarts=0, timeout=LIMIT):
         text=True,
         timeout=timeout,
         check=False,
+        cwd=cwd,
     )
