@@ -59,7 +59,9 @@ WAYS = (
     "hadamard 10",
     "gaussian plain",
 )
-STORED = Path(__file__).parents[1] / "docs/results/cpu/fig03_mnist_compression.jsonl"
+RESULTS = Path(__file__).parents[1] / "docs/results"
+STORED = RESULTS / "cpu/fig03_mnist_compression.jsonl"
+OUT = RESULTS / "workers/workers_mnist.jsonl"
 
 
 def main() -> None:
@@ -96,7 +98,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--scale", choices=SCALES, default="cpu")
     parser.add_argument("--ways", nargs="+", default=WAYS)
     parser.add_argument("--seeds", type=int, help="the figure's own, if not given")
-    parser.add_argument("--out", type=Path, default=Path("workers_mnist.jsonl"))
+    parser.add_argument("--out", type=Path, default=OUT)
     return parser.parse_args()
 
 

@@ -50,6 +50,8 @@ def train(way, epochs):
     computing = time.process_time()
     for _ in range(epochs):
         for batch in torch.randperm(len(task.train_x), generator=order).split(BATCH):
+            if len(batch) < BATCH:
+                continue
             own = batch.tensor_split(dist.get_world_size())[dist.get_rank()]
             begin = time.perf_counter()
             optimizer.zero_grad()
