@@ -91,3 +91,38 @@ class Dome:
         self.U, self.lam = update_sub(self.U, self.lam, G, self.t)
         g = G.mean(dim=0)
         return g - self.U @ (self.U.T @ g)
+
+
+def as_function_of_vector(model, loss_of_outputs, x):
+    """Loss as a function of one vector of all trainable parameters, and that vector."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+
+    def outputs(theta):
+        pieces = theta.split([p.numel() for p in named.values()])
+        pairs = zip(named.items(), pieces, strict=True)
+        values = {n: v.view(p.shape) for (n, p), v in pairs}
+        return torch.func.functional_call(model, values, (x,))
+
+    theta = torch.cat([p.detach().flatten() for p in named.values()])
+    return (lambda theta: loss_of_outputs(outputs(theta))), outputs, theta
+
+
+def hessian(model, loss_fn, x, y):
+    """The explicit D x D matrix of second derivatives of the mean loss."""
+    loss, _, theta = as_function_of_vector(model, lambda z: loss_fn(z, y), x)
+    return torch.autograd.functional.hessian(loss, theta)
+
+
+def gauss_newton(model, loss_fn, x, y):
+    """J' H J with the explicit Jacobian of all outputs and Hessian of the loss."""
+    _, outputs, theta = as_function_of_vector(model, lambda z: loss_fn(z, y), x)
+    z = outputs(theta)
+    J = torch.autograd.functional.jacobian(outputs, theta).reshape(z.numel(), -1)
+    H = torch.autograd.functional.hessian(lambda z: loss_fn(z, y), z.detach())
+    return J.T @ H.reshape(z.numel(), z.numel()) @ J
+
+
+def gradient_covariance(model, loss_fn, x, y):
+    """The explicit D x D covariance of one backward a sample."""
+    H = center(per_sample_loop(model, loss_fn, x, y))
+    return H.T @ H / len(H)

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+ALONE = [path for path in EXAMPLES if path.name != "distributed.py"]  # tested there
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", ALONE, ids=lambda path: path.name)
 def test_every_example_runs_and_says_something(path, tmp_path):
     done = subprocess.run(
         [sys.executable, path],

@@ -11,10 +11,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dome import compression, distributed
+    from dome import compression, curvature, diagnostics, distributed
     from dome.attachment import attach
     from dome.filter import GradientFilter
     from dome.planning import Plan, plan
+    from dome.recording import Recorder
     from dome.samples import per_sample_gradients
     from dome.scaling import WorkersPlan, plan_workers
     from dome.trackers import IncrementalSVD, StreamingPower
@@ -24,11 +25,14 @@ _HOMES = {
     "GradientFilter": "dome.filter",
     "IncrementalSVD": "dome.trackers",
     "Plan": "dome.planning",
+    "Recorder": "dome.recording",
     "Report": "dome.verification",
     "StreamingPower": "dome.trackers",
     "WorkersPlan": "dome.scaling",
     "attach": "dome.attachment",
     "compression": "dome.compression",
+    "curvature": "dome.curvature",
+    "diagnostics": "dome.diagnostics",
     "distributed": "dome.distributed",
     "per_sample_gradients": "dome.samples",
     "plan": "dome.planning",
@@ -40,11 +44,14 @@ __all__ = [
     "GradientFilter",
     "IncrementalSVD",
     "Plan",
+    "Recorder",
     "Report",
     "StreamingPower",
     "WorkersPlan",
     "attach",
     "compression",
+    "curvature",
+    "diagnostics",
     "distributed",
     "per_sample_gradients",
     "plan",
@@ -57,7 +64,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'dome' has no attribute {name!r}")
     module = import_module(_HOMES[name])
-    # `compression` and `distributed` are modules themselves.
+    # `compression`, `curvature` and the like are modules themselves.
     value = globals()[name] = getattr(module, name, module)
     return value
 

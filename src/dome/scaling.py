@@ -150,7 +150,7 @@ class _Problem:
 
     def acts(self, way: str, rank: int) -> bool:
         """Whether the covariance action is sent instead of samples."""
-        return way == "per_sample" and self.batch_size > 2 * rank + 1
+        return way == "per_sample" and self.batch_size > 2 * rank + 2
 
     def bytes_sent(self, way: str, rank: int) -> float:
         """By a worker in a step."""
@@ -158,13 +158,20 @@ class _Problem:
         one_way = (P - 1) / P * D * FLOAT
         if way == "compressed":
             return self.ring(D * FLOAT / self.rate)
+        if self.acts(way, rank):
+            # The action and U; mean and gradient; the filtered gradient. Coordinates of
+            # all samples are gathered, with the old U and with the new.
+            coordinates = (P - 1) * SMALL * 2 * B * (K + 1)
+            return one_way * (2 * K + 3) + coordinates + self.ring(SMALL * K * K)
         samples = P if way == "worker" else P * B
-        pairs = samples**2 if K * (K + samples) >= samples**2 else K * K
-        small = self.ring(SMALL * (samples * K + pairs))
+        numbers = samples * (K + 1)  # G U and the norms of samples
+        if K * (K + samples) >= samples**2:
+            numbers += samples**2  # H Hᵀ
+        else:
+            numbers += K * K + samples * (K + 1)  # UᵀU, and G U again
+        small = self.ring(SMALL * numbers)
         if way == "worker":
             return 2 * one_way + small
-        if self.acts(way, rank):
-            return 2 * one_way * (K + 1) + (P - 1) * 2 * SMALL * B * K + small
         return one_way * (B + 1) + small
 
     def flops(self, way: str, rank: int) -> float:

@@ -31,7 +31,7 @@ def started(*arguments):
 def stored(folder):
     rows = map(json.loads, (folder / "rows.jsonl").read_text().splitlines())
     return sorted(
-        ({k: v for k, v in row.items() if k != "seconds"} for row in rows),
+        ({k: v for k, v in row.items() if "seconds" not in k} for row in rows),
         key=lambda row: (row["arm"], str(row["rate"]), row["seed"], row["epoch"]),
     )
 

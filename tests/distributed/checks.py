@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -122,6 +123,15 @@ def per_sample_equals_one_process_with_the_whole_batch(place):
 
 
 @check
+def a_worker_holds_its_rows_of_the_basis_and_no_others(place):
+    _, _, grad_filter = start(place, 6)
+    length = -(-195 // place.size)
+    held = grad_filter.trackers["all"].basis
+    assert held.shape == (min(length, 195 - place.rank * length), 6)
+    grad_filter.detach()
+
+
+@check
 def per_sample_equals_one_process_with_every_option(place):
     for options in (
         {"tracker": "svd", "rank": 15},
@@ -199,21 +209,59 @@ def literal(model, tracker, parts):
     return tracker.project_out(sum(G.mean(dim=0) for G in rows) / len(parts))
 
 
-@check
-def uneven_batches_and_workers_without_samples_weigh_as_in_ddp(place):
-    model, optimizer, grad_filter = start(place, 6)
-    tracker = dome.StreamingPower(195, 6, dtype=torch.float64)
-    two = [[7, 5], [12, 0], [1, 11], [6, 6]]
-    three = [[6, 4, 2], [9, 3, 0], [0, 12, 0], [4, 4, 4]]
-    for (x, y), sizes in zip(
-        batches(rng(), 4), two if place.size == 2 else three, strict=True
-    ):
-        parts = list(zip(x.split(sizes), y.split(sizes), strict=True))
+UNEVEN = {
+    2: [[7, 5], [12, 0], [1, 11], [6, 6]],
+    3: [[6, 4, 2], [9, 3, 0], [0, 12, 0], [4, 4, 4]],
+}
+
+
+def check_uneven(place, rank, factor):
+    model, optimizer, grad_filter = start(place, rank)
+    tracker = dome.StreamingPower(195, rank, dtype=torch.float64)
+    data = batches(rng(), 4, size=12 * factor)
+    for (x, y), sizes in zip(data, UNEVEN[place.size], strict=True):
+        num = [factor * size for size in sizes]
+        parts = list(zip(x.split(num), y.split(num), strict=True))
         expected = literal(copy.deepcopy(model.module), tracker, parts)
         optimizer.zero_grad()
         own_x, own_y = parts[place.rank]
         if len(own_x):
             cross_entropy(model(own_x), own_y).backward()
+        optimizer.step()
+        torch.testing.assert_close(flat_grad(model), expected, **TIGHT)
+        same_everywhere(place, flat(model))
+    grad_filter.detach()
+
+
+@check
+def uneven_batches_and_workers_without_samples_weigh_as_in_ddp(place):
+    check_uneven(place, rank=6, factor=1)
+    check_uneven(place, rank=1, factor=3)  # by the covariance action
+
+
+@check
+def local_gradients_of_uneven_micro_batches_weigh_as_in_ddp(place):
+    model, optimizer, grad_filter = start(place, 5, samples="worker")
+    tracker = dome.StreamingPower(195, 5, dtype=torch.float64)
+    num_parts = [2, 1, 0][: place.size]  # of each worker
+    for x, y in batches(rng(), 3):
+        twin, rows, pieces = copy.deepcopy(model.module), [], list(x.split(4))
+        for worker, num in enumerate(num_parts):
+            first = sum(num_parts[:worker])
+            rows += [
+                per_sample_loop(twin, cross_entropy, pieces[i], y.split(4)[i]).mean(
+                    dim=0
+                )
+                for i in range(first, first + num)
+            ]
+        tracker.update(torch.stack(rows))
+        average = sum(row / num for row, num in zip(rows, (2, 2, 1), strict=True))
+        expected = tracker.project_out(average / place.size)
+        optimizer.zero_grad()
+        first = sum(num_parts[: place.rank])
+        for i in range(first, first + num_parts[place.rank]):
+            loss = cross_entropy(model(pieces[i]), y.split(4)[i])
+            (loss / num_parts[place.rank]).backward()
         optimizer.step()
         torch.testing.assert_close(flat_grad(model), expected, **TIGHT)
         same_everywhere(place, flat(model))
@@ -370,6 +418,100 @@ def local_gradients_cost_the_traffic_of_ddp_and_little_more(place):
     grad_filter.detach()
 
 
+def wide_classifier(width):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 3)).double()
+
+
+def overheads(place, width, **options):
+    """What each of 20 steps sends beyond DDP's all-reduce."""
+    model, optimizer, grad_filter = start(
+        place, 6, model=wide_classifier(width), **options
+    )
+    sent = []
+    for x, y in batches(rng(), 20):
+        step(model, optimizer, mine(place, x), mine(place, y))
+        sent.append(grad_filter.stats.bytes_sent - grad_filter.stats.ddp_bytes)
+    grad_filter.detach()
+    return sent
+
+
+@check
+def what_local_gradients_cost_beyond_ddp_does_not_grow_with_the_model(place):
+    P, K = place.size, 6
+    small, large = (overheads(place, n, samples="worker") for n in (16, 240))
+    # Shards are filled up to equal lengths: less than P numbers, there and back.
+    filled = 2 * 8 * P
+    assert abs(median(large) - median(small)) <= filled
+    # In float64: H U and H Hᵀ of P samples; 2 for norms. Four integers for flags.
+    usual = 2 * 8 * (P * K + P * P + P + 2) + 8 * P * 4
+    assert median(large) <= filled + usual
+    # Now and then UᵀU is measured, and mended in a few sweeps.
+    assert max(small + large) <= filled + usual + 2 * 8 * (P * K + 4 * K * K)
+
+
+@check
+def exact_samples_send_the_cheaper_of_samples_and_action(place):
+    P, D, number = place.size, 195, 8
+    length = -(-D // P)
+    held = len(range(*slice(place.rank * length, (place.rank + 1) * length).indices(D)))
+    for rank, size, acts in ((6, 12, False), (2, 60, True)):
+        model, optimizer, grad_filter = start(place, rank)
+        for x, y in batches(rng(), 3, size=size):
+            step(model, optimizer, mine(place, x), mine(place, y))
+        sent = grad_filter.stats.sent
+        moved = size // P * (D - held) * number
+        one_way = (P - 1) * length * number
+        acted = one_way * (2 * rank + 1)
+        assert sent["samples"] == (acted if acts else moved), (rank, size)
+        assert sent["gradient"] == one_way * (2 if acts else 1)
+        assert acts == (acted + one_way < moved)
+        grad_filter.detach()
+
+
+@check
+def the_plan_predicts_the_bytes(place):
+    P, dim = place.size, 2883
+    for rank, size, options, name in (
+        (6, 12, {"samples": "worker"}, 'samples="worker"'),
+        (6, 12, {}, 'samples="per_sample"'),
+        (2, 60, {}, 'samples="per_sample"'),
+        (6, 12, {"compressor": HadamardSketch(10)}, "HadamardSketch(10)"),
+    ):
+        model, optimizer, grad_filter = start(
+            place, rank, model=wide_classifier(240).float(), **options
+        )
+        for x, y in batches(rng(), 4, size, torch.float32):
+            step(model, optimizer, mine(place, x), mine(place, y))
+        plan = dome.plan_workers(dim, rank, size // P, P, rate=10)
+        (choice,) = (choice for choice in plan.choices if choice.name == name)
+        stats = grad_filter.stats
+        assert stats.ddp_bytes == pytest.approx(plan.ddp_bytes, abs=1)
+        # Beside it: shards filled up to equal lengths, flags, and a few sums of norms.
+        close = pytest.approx(choice.bytes_sent, rel=0.01, abs=400)
+        assert stats.bytes_sent == close, (name, size, stats.sent)
+        grad_filter.detach()
+
+
+@check
+def buffers_follow_the_first_worker_as_in_ddp(place):
+    def with_norm():
+        torch.manual_seed(0)
+        layers = nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        return nn.Sequential(*layers).double()
+
+    (x, y), *_ = batches(rng(), 1, size=30)
+    first = with_norm()
+    first(mine(Place(0, place.size, place.shared), x))
+    model, optimizer, grad_filter = start(place, 2, model=with_norm(), samples="worker")
+    step(model, optimizer, mine(place, x), mine(place, y))
+    for name, buffer in first.named_buffers():
+        assert torch.equal(model.module.get_buffer(name), buffer), name
+    is_last = place.rank == place.size - 1
+    assert grad_filter.stats.sent["buffers"] == (0 if is_last else 8 * (6 + 6 + 1))
+    grad_filter.detach()
+
+
 @check
 def detaching_gives_ddp_back_and_a_second_filter_may_follow(place):
     model, optimizer, grad_filter = start(place, 6)
@@ -401,6 +543,9 @@ def what_cannot_work_is_refused_by_name(place):
         dome.distributed.attach(ddp, sgd(ddp), 6, samples="batch")
     with pytest.raises(ValueError, match="update_every must be at least 1"):
         dome.distributed.attach(ddp, sgd(ddp), 6, update_every=0)
+    static = DistributedDataParallel(model, static_graph=True)
+    with pytest.raises(ValueError, match="has static_graph=True"):
+        dome.distributed.attach(static, sgd(static), 6)
 
 
 def message_bytes(place, compressor):
@@ -507,7 +652,11 @@ def synchronised_bases_are_the_leading_part_of_the_averaged_covariance(place):
                 same_everywhere(place, own.basis)
                 assert largest_angle(leading, own.basis) < 1e-6
             step(model, optimizer, mine(place, x), mine(place, y))
-            assert (grad_filter.stats.sent["basis"] > 0) == (i == 3)
+            sent = grad_filter.stats.sent
+            assert (sent["basis"] > 0) == (i == 3)
+            # That of an all-reduce of the basis, filled up, and the eigenvalues.
+            length = -(-195 // place.size)
+            assert sent["basis"] <= (place.size - 1) * 8 * (2 * length * 5 + 5)
             assert grad_filter.stats.fraction > 0
         grad_filter.detach()
 
@@ -586,7 +735,14 @@ def a_run_saved_on_three_workers_goes_on_on_any_number(place):
             run[2].detach()
         saved = torch.load(path, weights_only=True)
         again = resume(place, saved, **run_options(name))
-        train(place, *again[:2], data[5:])
+        train(place, *again[:2], data[5:8])
+        if place.size == 2:
+            # For one process, which goes on from here.
+            saved_again = everything(*again)
+            if place.rank == 0:
+                end = {"end": saved["end"]}
+                torch.save(saved_again | end, path.with_suffix(".2.pt"))
+        train(place, *again[:2], data[8:])
         same_everywhere(place, flat(again[0]))
         if place.size == 3:
             assert torch.equal(flat(again[0]), saved["end"]), name

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LIMIT = 220  # seconds: far more than a launch takes, even on a busy machine
+LIMIT = 400  # seconds: far more than a launch takes, even on a busy machine
 
 
 def environment():
@@ -16,6 +16,9 @@ def environment():
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
+        # Else torchrun keeps one store over all restarts, and a new worker may find the
+        # address of a dead one in it (torch 2.13).
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
 
@@ -50,7 +53,7 @@ def run_program(num_workers, folder, shared):
     return results
 
 
-def torchrun(script, *arguments, workers, restarts=0, timeout=LIMIT):
+def torchrun(script, *arguments, workers, restarts=0, timeout=LIMIT, cwd=None):
     """A script under torchrun, on a free port."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run"),
@@ -65,4 +68,5 @@ def torchrun(script, *arguments, workers, restarts=0, timeout=LIMIT):
         text=True,
         timeout=timeout,
         check=False,
+        cwd=cwd,
     )

@@ -100,6 +100,14 @@ def test_prediction_counts_all_steps_of_all_epochs():
     assert few.memory > 4 * 78_000 * (32 + 3)
 
 
+def test_prediction_counts_the_hessians_eigenvectors():
+    run = replace(RUN, num_train=320, num_test=10, rank=3, removes="hessian")
+    seldom, often = predict(replace(run, update_every=10_000)), predict(run)
+    # About 24 products of two gradients of all samples, against one batch of 32.
+    assert often.seconds > 10 * seldom.seconds
+    assert often.memory == 0
+
+
 def test_prediction_of_a_run_too_large_for_the_memory_does_not_start_it(monkeypatch):
     monkeypatch.setattr("dome.planning.available_memory", lambda device: 1000)
     monkeypatch.setattr(cost, "compute_run", None)

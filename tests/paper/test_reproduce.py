@@ -42,7 +42,7 @@ def changed(**changes):
 def stored(folder):
     rows = [row for path in folder.glob("*.jsonl") for row in read_rows(path)]
     return sorted(
-        json.dumps({k: v for k, v in row.items() if k != "seconds"}) for row in rows
+        json.dumps({k: v for k, v in row.items() if "seconds" not in k}) for row in rows
     )
 
 

@@ -26,6 +26,7 @@ def test_knows_the_choices_of_the_library():
         ({"rank": 2}, "filtered"),
         ({"rank": 2, "removes": "rest"}, "filtered"),
         ({"rank": 2, "removes": "uncoded"}, "filtered"),
+        ({"rank": 2, "removes": "hessian"}, "filtered"),
     ],
 )
 def test_watching_counts_as_plain(changes, arm):
@@ -55,6 +56,7 @@ def test_survives_json_and_pickle_and_is_hashable():
         ({"momentum": 1.0}, "momentum is sgd's and lies in"),
         ({"num_train": 7}, "batch_size 8 is more than the 7 training samples"),
         ({"removes": "rest"}, "removes='rest' needs a rank"),
+        ({"removes": "hessian"}, "removes='hessian' needs a rank"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
     ],
 )

@@ -8,12 +8,13 @@ from dome.compression import GaussianSketch
 from dome.paper import compressors, train
 from dome.paper.run import Run
 from dome.paper.tasks.task import Task
-from dome.paper.train import compute_run, evaluate, trained_model
+from dome.paper.train import compute_run, evaluate, trained_model, training
 
 RUN = Run(task="noise", model="recorder", seed=1, epochs=2, batch_size=8)
 MEASURED = {
     *("arm", "epoch", "train_loss", "test_loss", "test_accuracy", "test_macro_f1"),
-    *("kept_norm", "fraction", "times_fewer_bits", "eigenvalues", "drift", "seconds"),
+    *("kept_norm", "fraction", "times_fewer_bits", "eigenvalues", "drift"),
+    *("seconds", "processor_seconds"),
 }
 NUM_STEPS = 2 * (36 // 8)
 
@@ -57,7 +58,7 @@ def record(run, monkeypatch):
 
 def rows_of(run):
     rows = list(compute_run(run))
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    return [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
 
 
 @pytest.mark.parametrize("rank", [None, 2])
@@ -69,16 +70,18 @@ def test_yields_a_row_an_epoch_that_describes_its_run(rank):
     assert all(row.items() >= run.columns().items() for row in rows)
 
 
-@pytest.mark.parametrize("removes", ["nothing", "span", "rest", "uncoded"])
+@pytest.mark.parametrize("removes", ["nothing", "span", "rest", "uncoded", "hessian"])
 def test_arms_share_initial_weights_and_sample_order(removes, monkeypatch):
     plain = record(replace(RUN, rate=3.0), monkeypatch)
     other = record(replace(RUN, rate=3.0, rank=2, removes=removes), monkeypatch)
     assert torch.equal(plain.first_weights, other.first_weights)
-    assert len(plain.batches) == len(other.batches) == NUM_STEPS
-    assert all(map(torch.equal, plain.batches, other.batches))
+    # The Hessian's own samples, all of them at a time, are no steps.
+    steps = [x for x in other.batches if len(x) == RUN.batch_size]
+    assert len(plain.batches) == len(steps) == NUM_STEPS
+    assert all(map(torch.equal, plain.batches, steps))
 
 
-@pytest.mark.parametrize("removes", ["nothing", "span", "rest", "uncoded"])
+@pytest.mark.parametrize("removes", ["nothing", "span", "rest", "uncoded", "hessian"])
 def test_arms_share_the_sketch_noise(removes, monkeypatch):
     drawn = []
 
@@ -162,6 +165,7 @@ def test_an_unknown_model_is_refused_with_the_nearest():
         {"rank": 2, "rate": 3.0, "tracker": "svd"},
         {"rank": 2, "rate": 3.0, "removes": "rest"},
         {"rank": 2, "rate": 3.0, "removes": "uncoded"},
+        {"rank": 2, "rate": 3.0, "removes": "hessian", "update_every": 3},
     ],
 )
 def test_a_run_that_diverges_goes_on_and_says_so(changes):
@@ -191,6 +195,17 @@ def test_macro_f1_is_the_mean_over_classes():
     tested = evaluate(model, x, y)
     assert tested["test_macro_f1"] == pytest.approx((4 / 5 + 2 / 3) / 2)
     assert tested["test_accuracy"] == 0.75
+
+
+def test_a_run_can_be_looked_into_step_by_step(task):
+    run = replace(RUN, rank=2)
+    model, learned, steps = training(run)
+    assert learned is task
+    seen = [(step.number, step.epoch, step.filter.stats.step) for step in steps]
+    assert seen == [(n, 1 + (n - 1) // 4, n) for n in range(1, NUM_STEPS + 1)]
+    expected, _ = trained_model(run)
+    for p, q in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(p, q)
 
 
 def test_progress_is_told_after_every_step():

@@ -56,7 +56,8 @@ def command(
         str,
         typer.Option(
             help="Of the gradient: the tracked span, the rest, nothing (watch only), "
-            "or uncoded (the span is sent exactly beside the sketch of the rest)."
+            "or uncoded (the span is sent exactly beside the sketch of the rest); or "
+            "the leading eigenvectors of the hessian."
         ),
     ] = "span",
     rate: Annotated[

@@ -2,7 +2,8 @@
 
 Letters: D parameters, W tracked columns, P workers, B_p samples of a worker. Instead of
 its samples, B_p D numbers, each worker sends its part of the action Hᵀ V (D, W), of
-which every worker gets the rows of its shard, and gets the new U back: 2 D W numbers.
+which every worker gets the rows of its shard, and gets the new U back: 2 D W numbers,
+and 2 D for the mean and the gradient.
 For that, every worker keeps a whole copy of U, and has a part of the action beside it.
 """
 
@@ -34,8 +35,9 @@ class Action:
 
     def is_cheaper(self, counts: Sequence[int]) -> bool:
         """Whether it sends less than the samples of so many rows a worker would be."""
-        # 2 W columns, and one for the gradient, which samples would carry along.
-        columns = 2 * self._tracker.columns.shape[1] + 1
+        # W columns there and W back, and two for the mean and the gradient, which
+        # samples would carry along.
+        columns = 2 * self._tracker.columns.shape[1] + 2
         return sum(counts) > columns * self._workers.size
 
     def forget(self) -> None:

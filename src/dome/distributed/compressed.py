@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from dome.compression import Compressor
 from dome.diagnostics import FilterStats
 from dome.distributed.exchange import Exchange
-from dome.distributed.local import LocalGradients
+from dome.distributed.local import LocalGradients, check_switchable
 from dome.distributed.sharded import SOURCES, check_samples
 from dome.distributed.sharing import check_shareable, share_basis
 from dome.distributed.traffic import DistributedStats
@@ -59,6 +59,7 @@ class CompressedFilter:
         **options: Any,  # noqa: ANN401 (GradientFilter names and checks them)
     ) -> None:
         check_samples(samples)
+        check_switchable(model)
         self._every = _check_share(share)
         parameters = None if parameters is None else list(parameters)
         layout = Layout(model.module, only=parameters)

@@ -25,7 +25,6 @@ class LocalGradients:
     """
 
     def __init__(self, model: DistributedDataParallel, workers: Workers) -> None:
-        check_switchable(model)
         self._model, self._workers = model, workers
         self._switch(False)
 

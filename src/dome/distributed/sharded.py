@@ -26,7 +26,7 @@ from dome.distributed.greeting import (
     nothing_but,
     sample_counts,
 )
-from dome.distributed.local import LocalGradients
+from dome.distributed.local import LocalGradients, check_switchable
 from dome.distributed.movement import Movement, describe_whole
 from dome.distributed.traffic import DistributedStats
 from dome.distributed.workers import Workers
@@ -94,6 +94,7 @@ class ShardedFilter:
         parameters: Iterable[Tensor] | None = None,
     ) -> None:
         check_samples(samples)
+        check_switchable(model)
         self._schedule = Schedule(update_every, strength, warmup, loss_reduction)
         self._after = (after,) if callable(after) else tuple(after)
         self._layout = Layout(model.module, layout, only=parameters)

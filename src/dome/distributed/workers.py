@@ -4,6 +4,7 @@ Every call is a collective of ``torch.distributed``: all workers must make it, i
 same order. Bytes are counted, and where one does not come, the error says which.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -35,7 +36,9 @@ class Workers:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.traffic = Traffic(self.rank, self.size)
         self._arrivals = 0
-        self._prefix = f"dome/{next(_numbers)}"
+        # torchrun may keep one store over restarts: each life has names of its own.
+        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._prefix = f"dome/{life}/{next(_numbers)}"
 
     def table(self, row: Sequence[int]) -> list[list[int]]:
         """The rows of all workers, each of the same number of integers."""

@@ -13,8 +13,11 @@ from torch.optim import Optimizer
 import dome
 from dome.layout import Layout
 from dome.paper.compressors import make_compressor, times_fewer_bits
+from dome.paper.outliers import CURVATURE_SAMPLES, HessianOutliers
 from dome.paper.randomness import FIRST_BASIS, generator
 from dome.paper.run import Run
+from dome.paper.tasks.selection import some_samples
+from dome.paper.tasks.task import Task
 
 
 class Arm:
@@ -24,9 +27,16 @@ class Arm:
         model: The model that is trained.
         optimizer: Its optimizer.
         run: What to track, what to remove, and how to compress.
+        task: What is learned, which the Hessian needs.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, run: Run) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        run: Run,
+        task: Task | None = None,
+    ) -> None:
         self._run, self._optimizer = run, optimizer
         self._layout = Layout(model)
         self._compressor = make_compressor(run, self._layout)
@@ -36,6 +46,9 @@ class Arm:
         if run.rank is None:
             if run.rate is not None:
                 optimizer.register_step_pre_hook(self._compress)
+        elif run.removes == "hessian":
+            self._outliers = _outliers(model, run, task)
+            optimizer.register_step_pre_hook(self._remove_outliers)
         elif run.removes in _SENT:
             self._filter = dome.GradientFilter(model, run.rank, **_options(run))
             optimizer.register_step_pre_hook(self._send_by_hand)
@@ -64,7 +77,8 @@ class Arm:
             warnings.filterwarnings("ignore", message="dome left a batch out")
             self._optimizer.step()
         if self._filter is None:
-            return 1.0, None
+            kept = 1.0 if self._kept_norm is None else float(self._kept_norm)
+            return kept, None
         stats = self._filter.stats
         kept = stats.kept_norm if self._kept_norm is None else float(self._kept_norm)
         updated = (stats.step - 1) % self._run.update_every == 0
@@ -96,6 +110,13 @@ class Arm:
         """What arrives of a gradient (D,)."""
         return gradient if self._compressor is None else self._compressor(gradient)
 
+    def _remove_outliers(self, *_: Any) -> None:  # noqa: ANN401 - what torch gives
+        gradient = self._layout.gather()
+        outside = self._outliers.project_out(gradient)
+        self._kept_norm = torch.linalg.vector_norm(outside)
+        self._kept_norm /= torch.linalg.vector_norm(gradient)
+        self._layout.scatter_(self._sketch(outside))
+
     def _send_by_hand(self, *_: Any) -> None:  # noqa: ANN401 - what torch gives a hook
         if self._filter is None:
             raise RuntimeError("this arm has no filter")
@@ -118,6 +139,13 @@ def _span_uncoded(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
 
 # From U Uᵀ g and g − U Uᵀ g: what goes through the sketch, and what is sent exactly.
 _SENT = {"rest": _rest_removed, "uncoded": _span_uncoded}
+
+
+def _outliers(model: nn.Module, run: Run, task: Task | None) -> HessianOutliers:
+    if task is None or run.rank is None:
+        raise ValueError("removes='hessian' needs a task and a rank")
+    samples = some_samples(task, CURVATURE_SAMPLES)
+    return HessianOutliers(model, samples, run.rank, run.update_every)
 
 
 def _options(run: Run) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from functools import cache
 
 import dome
 from dome.paper.models import MODELS
+from dome.paper.outliers import CURVATURE_SAMPLES
 from dome.paper.rows import TRAINING, Key, Row
 from dome.paper.run import Run
 from dome.paper.train import compute_run, load_run_task
@@ -124,7 +125,9 @@ def predict(run: Run) -> Prediction:
     """Time a few real steps on few samples, and a piece of the filter's update."""
     task = load_run_task(run)
     update, memory = 0.0, 0
-    if run.rank is not None:
+    if run.removes == "hessian":
+        update = _eigenvector_seconds(run, len(task.train_x)) / run.update_every
+    elif run.rank is not None:
         rank = run.rank + run.oversample
         plan = dome.plan(MODELS[run.model](task), rank, run.batch_size)
         choice = next(c for c in plan.choices if c.layout == run.layout)
@@ -134,6 +137,13 @@ def predict(run: Run) -> Prediction:
     num_steps = len(task.train_x) // run.batch_size * run.epochs
     step = run.batch_size * _sample_seconds(_small(run)) + update
     return Prediction(num_steps * step, memory)
+
+
+def _eigenvector_seconds(run: Run, num_train: int) -> float:
+    """What the Hessian's leading eigenvectors take once, roughly."""
+    samples = min(CURVATURE_SAMPLES, num_train)
+    # About four products a vector, each of about two gradients.
+    return 8 * (run.rank or 0) * samples * _sample_seconds(_small(run))
 
 
 def _small(run: Run) -> Run:
@@ -147,7 +157,7 @@ def _small(run: Run) -> Run:
         num_train=run.num_train,
         num_test=run.num_test,
         num_classes=run.num_classes,
-        rank=None if run.rank is None else 1,
+        rank=None if run.rank is None or run.removes == "hessian" else 1,
     )
 
 

@@ -22,6 +22,8 @@ COLUMN = 3.4  # inches, the width of one of the paper's columns
 PAGE = 6.9
 TEXT, NOTE = 8, 6  # points
 GREY = "#555555"
+# More of theirs, for what is no arm.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 DOTS = 250  # an inch
 
 NAMES = {
@@ -30,6 +32,7 @@ NAMES = {
     "tiny_imagenet": "Tiny ImageNet",
     "dbpedia": "DBPedia-Classes L2",
     "made_text": "made-up text",
+    "mlp": "MLP",
     "resnet8": "ResNet-8",
     "resnet18": "ResNet-18",
     "transformer": "3-layer Transformer",
@@ -96,15 +99,20 @@ def draw_band(
     **style: Any,  # noqa: ANN401 - matplotlib's own
 ) -> None:
     """A mean line and its shaded interval, in the arm's colour."""
-    line: dict[str, Any] = {
-        "label": ARM_NAMES[arm],
-        "linestyle": DASHES[arm],
-        "linewidth": 1.3,
-    }
-    axes.plot(x, band.mean, color=COLOURS[arm], **(line | style))
-    axes.fill_between(
-        x, band.low, band.high, color=COLOURS[arm], alpha=0.18, linewidth=0
-    )
+    line: dict[str, Any] = {"label": ARM_NAMES[arm], "linestyle": DASHES[arm]}
+    draw_line(axes, x, band, COLOURS[arm], **(line | style))
+
+
+def draw_line(
+    axes: Axes,
+    x: Sequence[float] | Array,
+    band: Band,
+    colour: str,
+    **style: Any,  # noqa: ANN401 - matplotlib's own
+) -> None:
+    """A mean line and its shaded interval."""
+    axes.plot(x, band.mean, color=colour, **({"linewidth": 1.3} | style))
+    axes.fill_between(x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
 
 
 def draw_dots(

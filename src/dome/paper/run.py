@@ -13,7 +13,7 @@ Value = str | int | float | bool | list[float] | None  # a list is a spectrum
 
 PLAIN, FILTERED = "plain", "filtered"
 OPTIMIZERS = ("sgd", "adam")
-REMOVES = ("nothing", "span", "rest", "uncoded")
+REMOVES = ("nothing", "span", "rest", "uncoded", "hessian")
 TRACKERS = ("power", "svd")
 LAYOUTS = ("global", "layerwise")
 COMPRESSORS = (
@@ -70,7 +70,8 @@ class Run:
         removes: What becomes of the tracked span: "nothing" is taken out (the tracker
             watches), the "span" is (DOME: g − U Uᵀ g goes on), the "rest" is (U Uᵀ g
             goes on), or the span goes on "uncoded", as K exact numbers beside the
-            compressed rest.
+            compressed rest. Or instead of a tracked span the leading K eigenvectors of
+            the "hessian" are taken out, computed anew on every update.
         rate: How many times fewer bits are sent; None does not compress.
         compressor: What compresses, with the largest messages that the rate allows.
         tracker: "power" or "svd".
@@ -120,7 +121,7 @@ class Run:
             )
         if self.num_train is not None:
             check_batch_size(self.batch_size, self.num_train, self.task)
-        if self.rank is None and self.removes in ("rest", "uncoded"):
+        if self.rank is None and self.removes in ("rest", "uncoded", "hessian"):
             raise ValueError(f"removes={self.removes!r} needs a rank: set one")
 
     @property

@@ -22,23 +22,23 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import dome
+from dome.diagnostics import covariance_eigenvalues
 from dome.paper import drawing
 from dome.paper.claims import Claim, Finding, below, between, claim
 from dome.paper.rows import Row
 from dome.paper.run import PLAIN, Run
 from dome.paper.series import number
 from dome.paper.statistics import Array, bootstrap_band
+from dome.paper.tasks.selection import some_samples
 from dome.paper.train import trained_model
 
 CONFIDENCE = 0.95
 NUM_SAMPLES = 2000  # of the training set, or all if there are fewer
 NUM_DENSE, NUM_SPARSE = 300, 60  # indices that are kept, see kept_indices
 CHUNK = 125  # samples whose gradients are taken at once
-COLUMNS = 8192  # of the Gram matrix's sum, converted to float64 at once
 BULK_FROM = 3  # times C²
 OUTLIER = 2.0  # times the bulk's line
 FLAT = 0.5  # slope of the bulk against that of the outliers
@@ -50,13 +50,8 @@ def compute_spectrum(run: Run) -> Iterator[Row]:
     started = time.perf_counter()
     model, task = trained_model(run)
     device = next(model.parameters()).device
-    # Samples may be in the order of their classes, and every seed takes the same ones.
-    order = torch.randperm(
-        len(task.train_x), generator=torch.Generator().manual_seed(0)
-    )
-    chosen = order[:NUM_SAMPLES]
-    x = task.train_x[chosen].to(device).split(CHUNK)
-    y = task.train_y[chosen].to(device).split(CHUNK)
+    x, y = some_samples(task, NUM_SAMPLES)
+    x, y = x.to(device).split(CHUNK), y.to(device).split(CHUNK)
     grads = torch.cat(
         [
             dome.per_sample_gradients(model, cross_entropy, *part)
@@ -82,28 +77,6 @@ def kept_indices(num: int) -> list[int]:
         return list(range(1, num + 1))
     sparse = np.geomspace(NUM_DENSE, num, NUM_SPARSE + 1).round().astype(int)
     return [*range(1, NUM_DENSE), *map(int, np.unique(sparse))]
-
-
-@torch.no_grad()
-def covariance_eigenvalues(grads: Tensor) -> Tensor:
-    """Eigenvalues of (1/N) Σ (g − ḡ)(g − ḡ)ᵀ that can be other than 0, largest first.
-
-    Args:
-        grads: One gradient a row, shape (N, D).
-
-    Returns:
-        Shape (min(N − 1, D),), float64, O(N² D) without a D x D matrix; NaN if the
-        gradients are not finite.
-    """
-    N, num = len(grads), min(len(grads) - 1, grads.shape[1])
-    gram = torch.zeros(N, N, dtype=torch.float64, device=grads.device)
-    for block in grads.split(COLUMNS, dim=1):
-        H = block.double()
-        H -= H.mean(dim=0)
-        gram.addmm_(H, H.T)
-    if not gram.isfinite().all():
-        return gram.new_full((num,), math.nan)
-    return torch.linalg.eigvalsh(gram / N).flip(0)[:num].clamp(min=0)
 
 
 def draw_spectra(rows: Sequence[Row], paper: Run, num_classes: int) -> Figure:

@@ -1,6 +1,6 @@
 """What the tracked subspace looks like at the end of an epoch.
 
-Shapes: U (D, K) the basis of a block, M = VᵀU (K, K) its overlap with an older basis V.
+Shapes: U (D, K) the basis of a block, V (D, K) an older one.
 """
 
 import math
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dome import GradientFilter
-from dome.linalg import coefficients
+from dome.angles import principal_angles
 from dome.paper.rows import Row
 
 NUM_LEADING = 200  # eigenvalues that are kept; a file of rows stays small
@@ -54,13 +54,7 @@ class SubspaceWatch:
 
 
 def _angle(V: Tensor, U: Tensor) -> float:
-    """Largest principal angle of two orthonormal bases (D, K), in degrees.
-
-    From the cosines, which cost K x K memory. They cannot tell angles below 0.03° apart
-    in float32, far less than anybody reads off a picture.
-    """
-    M = coefficients(U, V.T)
-    if not bool(M.isfinite().all()):
+    """Largest principal angle of two orthonormal bases (D, K), in degrees."""
+    if not bool(U.isfinite().all()):
         return math.nan
-    cosine = float(torch.linalg.svdvals(M)[-1].clamp(0.0, 1.0))
-    return math.degrees(math.acos(cosine))
+    return math.degrees(principal_angles(V, U)[-1])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, Optimizer
 
+import dome
 from dome.paper.arms import Arm
 from dome.paper.device import training_device
 from dome.paper.models import MODELS
@@ -28,6 +29,29 @@ from dome.paper.tasks import TASKS, Task, load_task
 EVALUATION_BATCH = 1024
 
 Tell = Callable[[int, int, int], None]  # epoch, steps of it that are done, of how many
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that has just been taken.
+
+    Attributes:
+        number: Steps taken so far.
+        epoch: The epoch it belongs to, from 1 on.
+        loss: Of its batch, before it.
+        kept_norm: How much of ‖g‖ went on.
+        fraction: Captured fraction of its batch, if known.
+        times_fewer_bits: What compression saved, if there is any.
+        filter: The filter of the run, if it has one.
+    """
+
+    number: int
+    epoch: int
+    loss: float
+    kept_norm: float | None
+    fraction: float | None
+    times_fewer_bits: float | None
+    filter: dome.GradientFilter | None
 
 
 def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
@@ -53,6 +77,7 @@ def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
             times_fewer_bits=epoch.times_fewer_bits,
             **epoch.subspace,
             seconds=epoch.seconds,
+            processor_seconds=epoch.processor_seconds,
         )
 
 
@@ -62,6 +87,12 @@ def trained_model(run: Run) -> tuple[nn.Module, Task]:
     for _ in _epochs(model, task, run):
         pass
     return model, task
+
+
+def training(run: Run) -> tuple[nn.Module, Task, Iterator[Step]]:
+    """A run to look into: the model, what it learns, and the steps that train it."""
+    task, model = _start(run)
+    return model, task, _steps(model, task, run)
 
 
 def load_run_task(run: Run) -> Task:
@@ -97,7 +128,11 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class _Epoch:
-    """Means over the steps of an epoch, how long they took, the subspace after it."""
+    """Means over the steps of an epoch, how long they took, the subspace after it.
+
+    Seconds by the clock depend on what else the machine does; those of the processor
+    hardly.
+    """
 
     number: int
     train_loss: float | None
@@ -105,6 +140,7 @@ class _Epoch:
     fraction: float | None
     times_fewer_bits: float | None
     seconds: float
+    processor_seconds: float
     subspace: Row
 
 
@@ -121,15 +157,38 @@ def _epochs(
     model: nn.Module, task: Task, run: Run, tell: Tell | None = None
 ) -> Iterator[_Epoch]:
     """Train the model in place, an epoch at a time."""
-    optimizer = _optimizer(model, run)
-    arm = Arm(model, optimizer, run)
+    num_steps = len(task.train_x) // run.batch_size
+    done: list[Step] = []
     watch = SubspaceWatch()
+    started, worked = time.perf_counter(), time.process_time()
+    for step in _steps(model, task, run):
+        done.append(step)
+        if tell is not None:
+            tell(step.epoch, len(done), num_steps)
+        if len(done) < num_steps:
+            continue
+        yield _Epoch(
+            step.epoch,
+            _mean([step.loss for step in done]),
+            _mean([step.kept_norm for step in done]),
+            _mean([step.fraction for step in done]),
+            step.times_fewer_bits,
+            time.perf_counter() - started,
+            time.process_time() - worked,
+            watch.look(step.filter),
+        )
+        done.clear()
+        started, worked = time.perf_counter(), time.process_time()
+
+
+def _steps(model: nn.Module, task: Task, run: Run) -> Iterator[Step]:
+    """Train the model in place, a step at a time."""
+    optimizer = _optimizer(model, run)
+    arm = Arm(model, optimizer, run, task)
     order = generator(run.seed, SAMPLE_ORDER)
     device = next(model.parameters()).device
     num_steps = len(task.train_x) // run.batch_size
-    for number in range(1, run.epochs + 1):
-        started = time.perf_counter()
-        losses, kept, fractions = [], [], []
+    for epoch in range(1, run.epochs + 1):
         shuffled = torch.randperm(len(task.train_x), generator=order)
         for step in range(num_steps):
             batch = shuffled[step * run.batch_size : (step + 1) * run.batch_size]
@@ -138,15 +197,16 @@ def _epochs(
             loss = cross_entropy(model(x), y)
             loss.backward()
             kept_norm, fraction = arm.step()
-            losses.append(loss.item())
-            kept.append(kept_norm)
-            fractions.append(fraction)
-            if tell is not None:
-                tell(number, step + 1, num_steps)
-        seconds = time.perf_counter() - started
-        means = _mean(losses), _mean(kept), _mean(fractions)
-        seen = watch.look(arm.filter)
-        yield _Epoch(number, *means, arm.times_fewer_bits, seconds, seen)
+            number = (epoch - 1) * num_steps + step + 1
+            yield Step(
+                number,
+                epoch,
+                loss.item(),
+                kept_norm,
+                fraction,
+                arm.times_fewer_bits,
+                arm.filter,
+            )
     arm.detach()
 
 

@@ -186,6 +186,8 @@ class Basis:
             captured=new.square().sum(dim=1),
             total=seen.sample_norms_squared,
             drift=(1 - cosines).clamp(min=0.0).sqrt(),
+            mean_captured=new.mean(dim=0).square().sum(),
+            mean_total=seen.mu2,
         )
 
     def select_leading(self, C: Tensor, R_inverse: Tensor) -> None:

@@ -14,11 +14,15 @@ class Update:
         captured: ‖Uᵀ g_b‖² of every sample with the updated basis, shape (B,).
         total: ‖g_b‖² of every sample, shape (B,).
         drift: Root mean square sine of the angles between the old and the new subspace.
+        mean_captured: ‖Uᵀ μ‖² of the samples' mean; None where it is not known.
+        mean_total: ‖μ‖²; None where it is not known.
     """
 
     captured: Tensor
     total: Tensor
     drift: Tensor
+    mean_captured: Tensor | None = None
+    mean_total: Tensor | None = None
 
 
 class Tracker(Protocol):

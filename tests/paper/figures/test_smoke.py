@@ -73,10 +73,10 @@ def test_no_text_leaves_the_figure(name):
 def test_compute_yields_the_rows_of_every_run():
     figure = load_figure("fig02")
     rows = list(figure.compute(figure.SCALES["smoke"]))
-    strip = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    strip = [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
     expected = smoke_rows(figure)
     assert strip == [
-        {k: v for k, v in row.items() if k != "seconds"} for row in expected
+        {k: v for k, v in row.items() if "seconds" not in k} for row in expected
     ]
 
 

@@ -8,10 +8,10 @@ from paper.figures.made import RUN
 from torch import nn
 
 from dome import per_sample_gradients
+from dome.diagnostics import covariance_eigenvalues
 from dome.paper.claims import FAILS, HOLDS, UNDECIDED
 from dome.paper.figures import load_figure
 from dome.paper.spectrum import (
-    covariance_eigenvalues,
     flatness,
     kept_indices,
     leaders,
@@ -60,7 +60,7 @@ def test_eigenvalues_are_those_of_the_full_covariance_of_a_small_model(
 def test_eigenvalues_do_not_depend_on_the_blocks(rng, monkeypatch):
     grads = torch.randn(9, 100, generator=rng, dtype=torch.float64)
     whole = covariance_eigenvalues(grads)
-    monkeypatch.setattr("dome.paper.spectrum.COLUMNS", 7)
+    monkeypatch.setattr("dome.diagnostics.spectrum.COLUMNS", 7)
     torch.testing.assert_close(covariance_eigenvalues(grads), whole)
 
 

@@ -7,7 +7,12 @@ from dome.paper.tasks import load_task
 
 @pytest.mark.parametrize(
     ("model", "task"),
-    [("resnet8", "digits"), ("resnet18", "digits"), ("transformer", "made_text")],
+    [
+        ("mlp", "digits"),
+        ("resnet8", "digits"),
+        ("resnet18", "digits"),
+        ("transformer", "made_text"),
+    ],
 )
 def test_every_model_fits_its_task(model, task):
     task = load_task(task, num_classes=3)
@@ -19,6 +24,7 @@ def test_every_model_fits_its_task(model, task):
     ("model", "task", "message"),
     [
         ("resnet8", "made_text", "'resnet8' takes images, task 'made_text' has texts"),
+        ("mlp", "made_text", "'mlp' takes images, task 'made_text' has texts"),
         ("resnet18", "made_text", "choose model 'transformer'"),
         ("transformer", "digits", "takes texts, task 'digits' has images"),
     ],

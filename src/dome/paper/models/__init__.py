@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from dome.paper.models.mlp import mlp
 from dome.paper.models.resnet8 import resnet8
 from dome.paper.models.resnet18 import resnet18
 from dome.paper.models.transformer import Transformer
@@ -36,7 +37,17 @@ def _transformer(task: Task) -> nn.Module:
     return Transformer(task.vocabulary_size, task.num_classes, length)
 
 
+def _mlp(task: Task) -> nn.Module:
+    if task.vocabulary_size is not None:
+        raise ValueError(
+            f"model 'mlp' takes images, task {task.name!r} has texts: choose model "
+            "'transformer'"
+        )
+    return mlp(task.train_x[0].numel(), task.num_classes)
+
+
 MODELS: dict[str, MakeModel] = {
+    "mlp": _mlp,
     "resnet8": _for_images("resnet8", resnet8),
     "resnet18": _for_images("resnet18", resnet18),
     "transformer": _transformer,

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dome.paper.tasks.task import Task
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -87,3 +89,15 @@ def balanced(labels: Tensor, num_samples: int, num_classes: int) -> Tensor:
     # Classes take turns, one sample each, and drop out when they have no more.
     taking_turns = torch.cat(turns).argsort(stable=True)
     return torch.cat(places)[taking_turns[:num_samples]].sort().values
+
+
+def some_samples(task: Task, num_samples: int) -> tuple[Tensor, Tensor]:
+    """So many training samples to measure something on, or all if there are fewer.
+
+    Samples may be in the order of their classes, and every seed takes the same ones.
+    """
+    order = torch.randperm(
+        len(task.train_x), generator=torch.Generator().manual_seed(0)
+    )
+    chosen = order[:num_samples]
+    return task.train_x[chosen], task.train_y[chosen]

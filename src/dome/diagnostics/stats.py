@@ -3,13 +3,15 @@
 Shapes: samples g_b (D,), b = 1..B; the basis U (D, K), block-diagonal when layer-wise.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dome.trackers import Tracker
+from dome.diagnostics.signal import from_squares
+from dome.trackers import Tracker, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,12 @@ class FilterStats:
         fraction: The paper's mean over samples of ‖U Uᵀ g_b‖ / ‖g_b‖, before filtering,
             at the last step that took samples; NaN before the first.
         kept_norm: ‖filtered g‖ / ‖g‖, before anything in ``after``; 1 while warming up.
+        removed_share: How much of ‖g‖² was removed, 1 − kept_norm².
+        signal_to_noise: Of the batch gradient before filtering, at the last step that
+            took samples: estimates of ‖μ‖² over tr Σ / B (``SignalToNoise``). Negative
+            where noise hides the signal.
+        signal_to_noise_after: The same of g − U Uᵀ g. The basis has seen the samples,
+            so that this is what the filter did to them, not what it would do to others.
         effective_rank: How many of the directions the samples have determined.
         drift: Root mean square sine of the angles between the subspace before and after
             the last update, in [0, 1].
@@ -33,6 +41,9 @@ class FilterStats:
     step: int
     fraction: float
     kept_norm: float
+    removed_share: float
+    signal_to_noise: float
+    signal_to_noise_after: float
     effective_rank: float
     drift: float
     skipped_updates: int
@@ -56,20 +67,44 @@ def collect_stats(
     updates = [t.last_update for t in trackers if t.last_update is not None]
     # A block that left the newest batch out still has the record of an older one.
     updates = [u for u in updates if u.total.shape == updates[-1].total.shape]
-    fraction = drift = float("nan")
+    fraction = drift = before = after = math.nan
     if updates:
         # The projector is block-diagonal: squared norms add over blocks.
         captured = torch.stack([u.captured for u in updates]).sum(dim=0)
         total = torch.stack([u.total for u in updates]).sum(dim=0)
         fraction = float(captured_fraction(captured, total))
+        before, after = _signal_to_noise(updates, captured, total)
         drift = float(torch.stack([u.drift for u in updates]).square().mean().sqrt())
     return FilterStats(
         step=step,
         fraction=fraction,
         kept_norm=kept_norm,
+        removed_share=1 - kept_norm**2,
+        signal_to_noise=before,
+        signal_to_noise_after=after,
         effective_rank=sum(t.effective_rank for t in trackers),
         drift=drift,
         skipped_updates=max(t.num_skipped for t in trackers),
         orthogonality_error=max(t.orthogonality_error for t in trackers),
         seconds=seconds,
     )
+
+
+def _signal_to_noise(
+    updates: Sequence[Update], captured: Tensor, total: Tensor
+) -> tuple[float, float]:
+    """Signal over noise before the filter and after it; NaN where it is not known.
+
+    Args:
+        updates: One a block.
+        captured: ‖Uᵀ g_b‖² over all blocks, shape (B,).
+        total: ‖g_b‖² over all blocks, shape (B,).
+    """
+    means = [(u.mean_total, u.mean_captured) for u in updates]
+    if len(total) < 2 or any(None in pair for pair in means):
+        return math.nan, math.nan
+    length, inside = (float(sum(part)) for part in zip(*means, strict=True))
+    B, all_, kept = len(total), float(total.sum()), float((total - captured).sum())
+    before = from_squares(all_ - B * length, length, B)
+    after = from_squares(kept - B * (length - inside), length - inside, B)
+    return before.ratio, after.ratio

@@ -1,0 +1,82 @@
+"""The centred covariance of per-sample gradients over a data set, by products.
+
+Letters: N samples, J (N, D) the derivatives of their losses, one gradient a row.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from dome.batches import Batch, Data
+from dome.curvature.matrix import (
+    BATCH_SIZE,
+    Loss,
+    LossFn,
+    Parameters,
+    differentiable_attention,
+    linearized,
+)
+
+
+class Covariance:
+    """What the filter's basis is an estimate of, without holding N gradients.
+
+        Σ v = Jᵀ (J v − mean of J v) / N
+
+    The model must treat samples independently: batch norm in training mode does not.
+
+    Args:
+        model: The network; its weights are read anew for every product.
+        loss_fn: Maps a batch of predictions and targets to a scalar mean.
+        data: Inputs and targets (x, y), or batches that can be walked over again.
+        batch_size: Samples that are computed at once, of (x, y).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        data: Data,
+        *,
+        batch_size: int = BATCH_SIZE,
+    ) -> None:
+        self._loss = Loss(model, loss_fn, data, batch_size)
+
+    @property
+    def dim(self) -> int:
+        """D, the number of trainable parameters."""
+        return self._loss.layout.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Where its products are computed."""
+        return self._loss.layout.device
+
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        """Σ v for a vector of shape (D,), in float64; one walk over the samples."""
+        v, layout = self._loss.split(vector), self._loss.layout
+        total = torch.zeros(layout.dim, dtype=torch.float64, device=layout.device)
+        mean, gradient = total.new_zeros(()), torch.zeros_like(total)
+        theta = self._loss.parameters()
+        with differentiable_attention():
+            for batch, share in self._loss.walk():
+                losses_at = partial(self._losses, batch=batch)
+                losses, forward, backward = linearized(losses_at, theta)
+                slopes = forward(v)
+                # Centred within the batch, for digits, and for the rest below.
+                shift = slopes.mean()
+                weights = (slopes - shift) / len(losses)
+                own = self._loss.joined(backward(torch.ones_like(losses) / len(losses)))
+                total.add_(self._loss.joined(backward(weights)), alpha=share)
+                total.add_(own, alpha=share * float(shift))
+                gradient.add_(own, alpha=share)
+                mean += share * shift
+        return total - mean * gradient
+
+    def _losses(self, theta: Parameters, batch: Batch) -> Tensor:
+        x, y = batch
+        z = self._loss.outputs(theta, x)
+        one = vmap(lambda z, y: self._loss.loss_fn(z[None], y[None]))
+        return one(z, y)

@@ -1,0 +1,72 @@
+"""The generalised Gauss-Newton matrix (Schraudolph, 2002).
+
+Letters: z = f(θ, x) the predictions, J = ∂z/∂θ, L the mean loss as a function of z.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad
+
+from dome.batches import Batch, Data
+from dome.curvature.matrix import (
+    BATCH_SIZE,
+    LinearMap,
+    Loss,
+    LossFn,
+    Parameters,
+    Products,
+    linearized,
+    pulled,
+)
+
+
+class GaussNewton:
+    """The part of the Hessian that comes from the curvature of the loss alone.
+
+        G v = Jᵀ (∂²L/∂z²) J v
+
+    For cross-entropy it is the Fisher matrix of the model's own predictions, for mean
+    squared error 2 JᵀJ over the number of predictions. Positive semi-definite if L is
+    convex in z. Batch norm must be in evaluation mode.
+
+    Args:
+        model: The network; its weights are read anew for every product.
+        loss_fn: Maps a batch of predictions and targets to a scalar mean.
+        data: Inputs and targets (x, y), or batches that can be walked over again.
+        batch_size: Samples that are computed at once, of (x, y).
+        keep_graphs: Compute Jacobians once and keep their graphs: saves time, takes
+            the memory of a backward pass over all samples, and stays with the weights
+            at which the first product was asked for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        data: Data,
+        *,
+        batch_size: int = BATCH_SIZE,
+        keep_graphs: bool = False,
+    ) -> None:
+        self._loss = Loss(model, loss_fn, data, batch_size)
+        self._products = Products(self._loss, self._of_batch, keep_graphs=keep_graphs)
+
+    @property
+    def dim(self) -> int:
+        """D, the number of trainable parameters."""
+        return self._loss.layout.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Where its products are computed."""
+        return self._loss.layout.device
+
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        """G v for a vector of shape (D,), in float64."""
+        return self._products.times(vector)
+
+    def _of_batch(self, theta: Parameters, batch: Batch) -> LinearMap:
+        x, y = batch
+        z, forward, backward = linearized(lambda p: self._loss.outputs(p, x), theta)
+        _, bend = pulled(grad(lambda z: self._loss.loss_fn(z, y)), z)
+        return lambda v: backward(bend(forward(v)))

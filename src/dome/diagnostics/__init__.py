@@ -1,0 +1,48 @@
+"""What the filter does and what there is to remove, in numbers.
+
+``FilterStats`` is what ``.stats`` gives after every step. The rest is on demand: signal
+and noise of samples, drift over many steps, the spectrum and what it says about rank.
+"""
+
+from dome.angles import principal_angles, subspace_overlap
+from dome.diagnostics.drift import Drift, rms_sine
+from dome.diagnostics.rank import (
+    Eigengap,
+    SuggestedRank,
+    effective_rank,
+    eigengap,
+    knee,
+    suggest_rank,
+)
+from dome.diagnostics.signal import SignalToNoise, signal_to_noise
+from dome.diagnostics.spectrum import (
+    Spectrum,
+    batch_spectrum,
+    covariance_eigenpairs,
+    covariance_eigenvalues,
+    data_spectrum,
+)
+from dome.diagnostics.stats import FilterStats, captured_fraction, collect_stats
+
+__all__ = [
+    "Drift",
+    "Eigengap",
+    "FilterStats",
+    "SignalToNoise",
+    "Spectrum",
+    "SuggestedRank",
+    "batch_spectrum",
+    "captured_fraction",
+    "collect_stats",
+    "covariance_eigenpairs",
+    "covariance_eigenvalues",
+    "data_spectrum",
+    "effective_rank",
+    "eigengap",
+    "knee",
+    "principal_angles",
+    "rms_sine",
+    "signal_to_noise",
+    "subspace_overlap",
+    "suggest_rank",
+]

@@ -1,0 +1,56 @@
+"""How far a tracked subspace turns in n steps."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dome.angles import principal_angles
+from dome.trackers import Tracker
+
+
+class Drift:
+    """Principal angles between the bases of a filter n steps apart.
+
+    Keeps one copy of the basis. Call ``observe`` after every step:
+
+        drift = Drift(every=50)
+        angles = drift.observe(grad_filter.trackers)
+
+    Args:
+        every: n, the steps from one comparison to the next.
+    """
+
+    def __init__(self, every: int) -> None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1, got {every}")
+        self._every = every
+        self._before: dict[str, Tensor] | None = None
+        self._num_seen = 0
+
+    @torch.no_grad()
+    def observe(self, trackers: Mapping[str, Tracker]) -> Tensor | None:
+        """Take note of a step; every n-th one is compared with the n-th before.
+
+        Args:
+            trackers: ``.trackers`` of a ``GradientFilter``.
+
+        Returns:
+            The angles of all blocks, smallest first, shape (K,), in radians; None where
+            nothing is compared.
+        """
+        seen, self._num_seen = self._num_seen, self._num_seen + 1
+        if seen % self._every:
+            return None
+        now = {name: tracker.basis.clone() for name, tracker in trackers.items()}
+        before, self._before = self._before, now
+        if before is None:
+            return None
+        # The projector is block-diagonal: its angles are those of the blocks.
+        angles = [principal_angles(before[name], basis) for name, basis in now.items()]
+        return torch.cat(angles).sort().values
+
+
+def rms_sine(angles: Tensor) -> float:
+    """Root mean square sine of angles (K,), in [0, 1], as ``stats.drift`` has it."""
+    return float(angles.sin().square().mean().sqrt())

@@ -1,0 +1,157 @@
+"""What a spectrum says about how many directions matter.
+
+Letters: eigenvalues λ₁ ≥ λ₂ ≥ ..., C classes. A spectrum has a knee where directions
+stand out of the rest: on logarithmic axes of both λ and its index a straight line is
+fitted to the second half, the bulk, and the directions before the knee lie above it. A
+power law is that line itself, and has no knee; nor has a spectrum that falls ever
+faster.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+OUTLIER = 2.0  # times the bulk's line
+NEAR = 2.0  # a knee within this factor of C or C² is taken for it
+
+
+@dataclass(frozen=True, slots=True)
+class Eigengap:
+    """The largest ratio of an eigenvalue to the next.
+
+    Attributes:
+        index: How many eigenvalues there are before the gap.
+        ratio: λ_index / λ_(index + 1).
+    """
+
+    index: int
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class SuggestedRank:
+    """How many directions to remove.
+
+    Attributes:
+        rank: The number.
+        source: "C", "C^2", "knee" or "effective rank": where it comes from.
+        knee: How many directions stand out; None if there is no knee.
+        why: The same in words.
+    """
+
+    rank: int
+    source: str
+    knee: int | None
+    why: str
+
+    def __str__(self) -> str:
+        return self.why
+
+
+def effective_rank(eigenvalues: Tensor) -> float:
+    """Over how many directions variance is spread (Roy and Vetterli, 2007).
+
+        exp(−Σ pᵢ log pᵢ),  pᵢ = λᵢ / Σ λ
+
+    Args:
+        eigenvalues: Not negative, shape (K,). All equal, it is K; one alone, 1.
+    """
+    p = _checked(eigenvalues)
+    p = p[p > 0] / p.sum()
+    return math.exp(float(-(p * p.log()).sum())) if len(p) else 0.0
+
+
+def eigengap(eigenvalues: Tensor) -> Eigengap:
+    """Where the largest ratio of neighbours is, among those that are positive.
+
+    The last few of a sample covariance fall off towards zero by themselves: give the
+    first half of a full spectrum.
+
+    Args:
+        eigenvalues: In any order, shape (K,), at least two of them positive.
+    """
+    values = _positive(eigenvalues)
+    ratios = values[:-1] / values[1:]
+    index = int(ratios.argmax())
+    return Eigengap(index + 1, float(ratios[index]))
+
+
+def knee(eigenvalues: Tensor) -> int | None:
+    """How many eigenvalues stand out before the knee; None if there is no knee.
+
+    Args:
+        eigenvalues: In any order, shape (K,), at least two of them positive. As for
+            ``eigengap``, give the first half of a full spectrum. No more than half of
+            those given can stand out.
+    """
+    values = _positive(eigenvalues)
+    half = len(values) // 2
+    x = torch.arange(1, len(values) + 1, dtype=torch.float64).log()
+    y = values.log()
+    a, b = _line(x[half:], y[half:])
+    above = (y - a * x - b)[:half] > math.log(OUTLIER)
+    return int(above.nonzero().max()) + 1 if above.any() else None
+
+
+def suggest_rank(eigenvalues: Tensor, num_classes: int | None = None) -> SuggestedRank:
+    """How many directions to remove: C, C², or as many as stand out.
+
+    The knee decides. It is rounded to C or C² where it is within a factor of two of
+    one of them, because a knee is not sharp. Without a knee it is the paper's C², or C
+    where so many eigenvalues are not known; without classes the effective rank.
+
+    Args:
+        eigenvalues: Of the centred covariance, in any order, shape (K,); the first half
+            of a full spectrum.
+        num_classes: C, if it is a classification.
+    """
+    if num_classes is not None and num_classes < 2:
+        raise ValueError(f"num_classes must be at least 2, got {num_classes}")
+    found, known = knee(eigenvalues), len(eigenvalues)
+    choices = {} if num_classes is None else {"C": num_classes, "C^2": num_classes**2}
+    choices = {name: rank for name, rank in choices.items() if rank <= known}
+    if found is None:
+        spread = {"effective rank": max(1, round(effective_rank(eigenvalues)))}
+        name, rank = max((choices or spread).items(), key=lambda item: item[1])
+        why = f"{rank}, the {name}" if not choices else f"{rank} = {name}"
+        why += f", for lack of a knee among {known} eigenvalues"
+        return SuggestedRank(rank, name, None, why)
+    near = {name: abs(math.log(rank / found)) for name, rank in choices.items()}
+    name = min(near, key=near.__getitem__, default="")
+    if name and near[name] <= math.log(NEAR):
+        why = f"{choices[name]} = {name}, near the knee at {found}"
+        return SuggestedRank(choices[name], name, found, why)
+    why = f"{found}, the knee of the spectrum"
+    return SuggestedRank(found, "knee", found, why)
+
+
+def _line(x: Tensor, y: Tensor) -> tuple[float, float]:
+    """a and b of the least-squares line y = a x + b; flat through a single point."""
+    deviation = x - x.mean()
+    spread = float(deviation.square().sum())
+    a = float((deviation * y).sum()) / spread if spread > 0 else 0.0
+    return a, float(y.mean()) - a * float(x.mean())
+
+
+def _positive(eigenvalues: Tensor) -> Tensor:
+    """The positive ones, largest first."""
+    values = _checked(eigenvalues).sort(descending=True).values
+    values = values[values > 0]
+    if len(values) < 2:
+        raise ValueError(
+            f"{len(values)} of {len(eigenvalues)} eigenvalues are positive, and a "
+            f"spectrum needs two: take more samples, or wait for the first update"
+        )
+    return values
+
+
+def _checked(eigenvalues: Tensor) -> Tensor:
+    values = eigenvalues.detach().double().cpu()
+    if values.dim() != 1 or not values.isfinite().all() or (values < 0).any():
+        raise ValueError(
+            f"eigenvalues must be finite numbers of shape (K,), none negative, got "
+            f"{values}"
+        )
+    return values

@@ -1,0 +1,81 @@
+"""Signal against noise of a batch gradient.
+
+Letters: samples g_b (D,), b = 1..B, independent, of mean μ and covariance Σ; their
+mean ḡ is the batch gradient, of covariance Σ/B.
+
+    signal ‖μ‖²,  noise tr Σ / B
+
+‖ḡ‖² itself overestimates ‖μ‖² by the noise, so that a gradient of pure noise would
+seem to have a ratio of 1.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dome.linalg import coefficients
+
+
+@dataclass(frozen=True, slots=True)
+class SignalToNoise:
+    """Unbiased estimates of signal and noise.
+
+    To average over steps, average both and divide afterwards.
+
+    Attributes:
+        signal: Of ‖μ‖², the squared norm of the mean; negative where noise hides it.
+        noise: Of tr Σ / B, the mean squared error of the batch gradient.
+    """
+
+    signal: float
+    noise: float
+
+    @property
+    def ratio(self) -> float:
+        """Signal over noise; NaN where there is neither.
+
+        A ratio of two unbiased estimates, off by a relative 2/((B − 1) r) for normal
+        samples, where r = (tr Σ)²/tr Σ² says over how many directions the noise is
+        spread.
+        """
+        if self.noise == 0:
+            return math.inf if self.signal > 0 else math.nan
+        return self.signal / self.noise
+
+
+@torch.no_grad()
+def signal_to_noise(grads: Tensor, basis: Tensor | None = None) -> SignalToNoise:
+    """Signal and noise of the mean of gradient samples.
+
+        noise = Σ_b ‖g_b − ḡ‖² / (B (B − 1)),  signal = ‖ḡ‖² − noise
+
+    Args:
+        grads: Samples, shape (B, D), at least two.
+        basis: Take what is left outside these directions, shape (D, K). They must not
+            come from the same samples, or the noise is underestimated.
+    """
+    if grads.dim() != 2 or len(grads) < 2:
+        raise ValueError(
+            f"signal and noise take at least two samples as rows (B, D), got shape "
+            f"{tuple(grads.shape)}"
+        )
+    mean = grads.mean(dim=0, keepdim=True)
+    deviation = grads - mean
+    spread, length = _squares(deviation), _squares(mean)
+    if basis is not None:
+        spread -= float(coefficients(basis, deviation).square().sum())
+        length -= float(coefficients(basis, mean).square().sum())
+    return from_squares(spread, length, len(grads))
+
+
+def from_squares(spread: float, length: float, num_samples: int) -> SignalToNoise:
+    """The same from Σ_b ‖g_b − ḡ‖², ‖ḡ‖² and B."""
+    B = num_samples
+    noise = max(spread, 0.0) / (B * (B - 1))
+    return SignalToNoise(signal=length - noise, noise=noise)
+
+
+def _squares(rows: Tensor) -> float:
+    return float(torch.linalg.vecdot(rows, rows).sum(dtype=torch.float64))

@@ -1,0 +1,18 @@
+import re
+from pathlib import Path
+
+import torch
+
+PAGE = Path(__file__).parents[2] / "docs" / "diagnostics.md"
+
+
+def test_the_program_in_the_docs_runs(tmp_path, monkeypatch, capsys):
+    (source,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng():
+        exec(source, {})
+    shown = capsys.readouterr().out
+    assert shown.count("turned by up to") == 4
+    assert "rank: " in shown
+    assert "GaussNewton" in shown
+    assert len((tmp_path / "run.csv").read_text().splitlines()) == 101
