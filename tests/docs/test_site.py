@@ -31,7 +31,9 @@ def test_every_page_is_built_and_fetches_nothing_from_a_network(site):
     for page in DOCS.rglob("*.md"):
         built = (site / page.relative_to(DOCS)).with_suffix(".html").read_text()
         assert "<h1" in built
-        fetched = r'<(?:script|img|link rel="stylesheet")[^>]+(?:src|href)="(?:https?:)?//'
+        fetched = (
+            r'<(?:script|img|link rel="stylesheet")[^>]+(?:src|href)="(?:https?:)?//'
+        )
         assert not re.search(fetched, built), page
 
 

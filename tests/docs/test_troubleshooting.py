@@ -7,7 +7,9 @@ from docs.raises import HOLE, messages
 
 DOCS = Path(__file__).parents[2] / "docs"
 ENTRY = re.compile(r"^\| `([^`]+)` \| (.+) \|$", re.MULTILINE)
-SECTION = re.compile(r"^\| message \| cause and cure \|\n.*\n((?:\|.*\n)+)", re.MULTILINE)
+SECTION = re.compile(
+    r"^\| message \| cause and cure \|\n.*\n((?:\|.*\n)+)", re.MULTILINE
+)
 FEWEST_LETTERS = 12  # of a fragment, so that "got" does not stand for everything
 
 
