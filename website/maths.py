@@ -12,7 +12,10 @@ from latex2mathml.converter import convert
 
 _INLINE = re.compile(r'<span class="arithmatex">\\\((.*?)\\\)</span>', re.DOTALL)
 _DISPLAY = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)
+_LETTER = re.compile(r'<mi mathvariant="(double-struck|script)">(\w)</mi>')
 _TAG = re.compile(r"\\tag\{(\w+)\}")
+# Browsers ignore the variants of MathML, all but "normal": the letters themselves.
+_LETTERS = {("double-struck", "E"): "𝔼", ("script", "L"): "ℒ", ("script", "N"): "𝒩"}
 
 
 def on_page_content(content: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs gives more
@@ -21,16 +24,24 @@ def on_page_content(content: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs giv
 
 
 def _inline(found: re.Match[str]) -> str:
-    return convert(_latex(found[1]))
+    return _drawn(_latex(found[1]), "inline")
 
 
 def _display(found: re.Match[str]) -> str:
     latex = _latex(found[1])
     numbers = _TAG.findall(latex)
-    drawn = convert(_TAG.sub("", latex), display="block")
+    drawn = _drawn(_TAG.sub("", latex), "block")
     name = f' id="eq-{numbers[0]}"' if numbers else ""
     number = f'<span class="number">({numbers[0]})</span>' if numbers else ""
     return f'<div class="equation"{name}>{drawn}{number}</div>'
+
+
+def _drawn(latex: str, display: str) -> str:
+    return _LETTER.sub(_upright, convert(latex, display=display))
+
+
+def _upright(found: re.Match[str]) -> str:
+    return f'<mi mathvariant="normal">{_LETTERS[found[1], found[2]]}</mi>'
 
 
 def _latex(text: str) -> str:
