@@ -41,7 +41,7 @@ browser: $(INSTALLED)
 
 docs: $(INSTALLED)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "site/index.html"
+	@echo "site/index.html; with search: $(BIN)/python -m http.server -d site"
 
 check: format-check lint types imports test
 

@@ -15,7 +15,11 @@ _DISPLAY = re.compile(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', re.DOTALL)
 _LETTER = re.compile(r'<mi mathvariant="(double-struck|script)">(\w)</mi>')
 _TAG = re.compile(r"\\tag\{(\w+)\}")
 # Browsers ignore the variants of MathML, all but "normal": the letters themselves.
-_LETTERS = {("double-struck", "E"): "𝔼", ("script", "L"): "ℒ", ("script", "N"): "𝒩"}
+_LETTERS = {
+    ("double-struck", "E"): "\N{MATHEMATICAL DOUBLE-STRUCK CAPITAL E}",
+    ("script", "L"): "\N{SCRIPT CAPITAL L}",
+    ("script", "N"): "\N{MATHEMATICAL SCRIPT CAPITAL N}",
+}
 
 
 def on_page_content(content: str, **_: Any) -> str:  # noqa: ANN401 - mkdocs gives more
