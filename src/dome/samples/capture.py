@@ -80,7 +80,8 @@ class PerSample:
         if self._depth > 1 or not wanted or _newest(model) is not self:
             return
         self.rows.drop_stale()
-        self._mode.begin(unpacked((args, kwargs)), self._batch_dim)
+        if not self._mode.begin(unpacked((args, kwargs)), self._batch_dim):
+            return
         self.rows.forward_seen = True
         self._stack.callback(self._mode.end)
         self._stack.enter_context(self._mode)
@@ -117,8 +118,12 @@ class _Watch(TorchFunctionMode):
         self._bags = bags
         self._trace = Trace(model, layout, rows, resume=lambda: self)
 
-    def begin(self, inputs: object, batch_dim: int) -> None:
-        """Start a forward pass whose input tensors lie somewhere inside ``inputs``."""
+    def begin(self, inputs: object, batch_dim: int) -> bool:
+        """Start a forward pass whose input tensors lie somewhere inside ``inputs``.
+
+        Returns:
+            Whether there is anything to watch: a batch may have no samples.
+        """
         found = list(tensors(inputs))
         if not found or found[0].ndim <= batch_dim:
             raise RuntimeError(
@@ -129,11 +134,14 @@ class _Watch(TorchFunctionMode):
         offsets = _offsets(found) if self._bags else None
         if offsets is not None:
             batch = len(offsets) - self._bags[0].include_last_offset
+        if batch == 0:
+            return False
         self._trace.batch = batch
         for t in found:
             axis = _input_axis(t, batch, batch_dim)
             if axis is not None or t is offsets:
                 self._trace.mark_axis(t, axis)
+        return True
 
     def end(self) -> None:
         """Forget the tensors of the forward pass."""
