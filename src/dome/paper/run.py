@@ -16,6 +16,8 @@ OPTIMIZERS = ("sgd", "adam")
 REMOVES = ("nothing", "span", "rest", "uncoded")
 TRACKERS = ("power", "svd")
 LAYOUTS = ("global", "layerwise")
+BASES = ("public", "released", "private")
+STREAMS = ("split", "permuted")
 
 _CHOICES = {
     "optimizer": OPTIMIZERS,
@@ -23,6 +25,7 @@ _CHOICES = {
     "tracker": TRACKERS,
     "layout": LAYOUTS,
 }
+_OPTIONAL = {"basis": BASES, "stream": STREAMS}
 _AT_LEAST = {
     "seed": 0,
     "batch_size": 1,
@@ -35,6 +38,9 @@ _AT_LEAST = {
     "rate": 1,
     "update_every": 1,
     "oversample": 0,
+    "epsilon": 0,
+    "max_grad_norm": 0,
+    "penalty": 0,
 }
 
 
@@ -65,6 +71,12 @@ class Run:
         update_every: Steps from one update of the basis to the next.
         layout: "global" or "layerwise".
         oversample: Directions tracked beyond those removed.
+        epsilon: What private training may cost (``private.py``); None: not private.
+        basis: Where private training has its directions from.
+        max_grad_norm: To which private training clips samples.
+        stream: How a task is made into several, one after the other
+            (``continual.py``): "split" by classes, or pixels "permuted".
+        penalty: Strength of elastic weight consolidation; None does without.
     """
 
     task: str
@@ -86,10 +98,18 @@ class Run:
     update_every: int = 1
     layout: str = "global"
     oversample: int = 0
+    epsilon: float | None = None
+    basis: str | None = None
+    max_grad_norm: float | None = None
+    stream: str | None = None
+    penalty: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
             check_name(name, getattr(self, name), known)
+        for name, known in _OPTIONAL.items():
+            if (value := getattr(self, name)) is not None:
+                check_name(name, value, known)
         for name, least in _AT_LEAST.items():
             value = getattr(self, name)
             # Asked this way round, NaN is refused too.
@@ -127,6 +147,10 @@ class Run:
             what.append(f"rank {self.rank} removes {self.removes}")
         if self.rate is not None:
             what.append(f"rate {self.rate:,.0f}")
+        if self.epsilon is not None:
+            what.append(f"epsilon {self.epsilon:g}, basis {self.basis}")
+        if self.stream is not None:
+            what.append(f"{self.stream}, penalty {self.penalty}")
         return ", ".join([*what, f"batch {self.batch_size}", f"seed {self.seed}"])
 
 

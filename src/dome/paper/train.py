@@ -39,7 +39,7 @@ def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
         run: What to train, and how.
         tell: Is told after every step how far the epoch is.
     """
-    task, model = _start(run)
+    task, model = start(run)
     for epoch in _epochs(model, task, run, tell):
         tested = evaluate(model, task.test_x, task.test_y)
         yield Row(
@@ -55,7 +55,7 @@ def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
 
 def trained_model(run: Run) -> tuple[nn.Module, Task]:
     """The model at the end of a run, where it was trained, and what it learned."""
-    task, model = _start(run)
+    task, model = start(run)
     for _ in _epochs(model, task, run):
         pass
     return model, task
@@ -103,7 +103,8 @@ class _Epoch:
     seconds: float
 
 
-def _start(run: Run) -> tuple[Task, nn.Module]:
+def start(run: Run) -> tuple[Task, nn.Module]:
+    """The samples of a run, and its model before the first step."""
     check_name("model", run.model, list(MODELS))
     task = load_run_task(run)
     with torch.random.fork_rng(devices=[]):
@@ -116,7 +117,7 @@ def _epochs(
     model: nn.Module, task: Task, run: Run, tell: Tell | None = None
 ) -> Iterator[_Epoch]:
     """Train the model in place, an epoch at a time."""
-    optimizer = _optimizer(model, run)
+    optimizer = make_optimizer(model, run)
     arm = Arm(model, optimizer, run)
     order = generator(run.seed, SAMPLE_ORDER)
     device = next(model.parameters()).device
@@ -142,7 +143,8 @@ def _epochs(
     arm.detach()
 
 
-def _optimizer(model: nn.Module, run: Run) -> Optimizer:
+def make_optimizer(model: nn.Module, run: Run) -> Optimizer:
+    """The optimizer of a run."""
     if run.optimizer == "adam":
         return Adam(model.parameters(), lr=run.lr)
     return SGD(model.parameters(), lr=run.lr, momentum=run.momentum)

@@ -21,7 +21,7 @@ from dome.privacy.errors import PrivacyError
 from dome.privacy.stages import check_positive
 
 ACCOUNTANTS = ("rdp", "prv")
-TOLERANCE = 1e-3  # of the target epsilon, to which the noise multiplier is solved
+TOLERANCE = 1e-2  # of the target epsilon, to which the noise multiplier is solved
 
 
 class Budget:
