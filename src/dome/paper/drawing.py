@@ -33,6 +33,8 @@ NAMES = {
     "resnet8": "ResNet-8",
     "resnet18": "ResNet-18",
     "transformer": "3-layer Transformer",
+    "tanh_cnn": "small tanh CNN",
+    "mlp": "MLP",
     "sgd": "SGD",
     "adam": "Adam",
 }

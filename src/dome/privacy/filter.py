@@ -200,15 +200,14 @@ class PrivateFilter:
             )
         rows = rows.to(self._layout.dtype)
         self._check_nothing_else(rows)
-        return rows * self._schedule.sample_scale(len(rows))
+        return rows.mul_(self._schedule.sample_scale(len(rows)))
 
     def _check_nothing_else(self, rows: Tensor) -> None:
         """Refuse a loss with terms that are no sample's, which would be lost."""
-        if not rows.isfinite().all():
-            return
         total = rows.sum(dim=0)
         difference = torch.linalg.vector_norm(total - self._layout.gather())
         size = torch.linalg.vector_norm(rows, dim=1).sum()
+        # A sample that is not finite makes this false, and is dealt with later.
         if difference > LOST * size:
             raise PrivacyError(
                 "part of .grad is no sample's: a penalty in the loss, or a gradient "

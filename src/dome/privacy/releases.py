@@ -10,6 +10,7 @@ from torch import Tensor
 
 # Rounding of a norm and of a scaled row must not carry it beyond C.
 SAFETY = 1e-6
+ROWS_AT_ONCE = 4
 
 
 def without_span_(grads: Tensor, basis: Tensor) -> None:
@@ -27,11 +28,21 @@ def clipping_factors_(grads: Tensor, max_norm: float) -> Tensor:
     A sample that is not finite contributes nothing, as if its gradient were zero: one
     bad sample must not decide what is released.
     """
-    norms = torch.linalg.vector_norm(grads, dim=1, dtype=torch.float64)
+    norms = row_norms(grads)
     bad = norms.isfinite().logical_not()
     grads[bad] = 0.0
     limit = max_norm * (1 - SAFETY)
     return torch.where(bad, 0.0, (limit / norms).clamp(max=1.0)).to(grads.dtype)
+
+
+def row_norms(grads: Tensor) -> Tensor:
+    """‖g_i‖ of every row, shape (B,), in float64: a norm too small would clip less."""
+    # Few rows at a time: torch makes a float64 copy of what it is given.
+    parts = [
+        torch.linalg.vector_norm(part, dim=1, dtype=torch.float64)
+        for part in grads.split(ROWS_AT_ONCE)
+    ]
+    return torch.cat(parts)
 
 
 def clipped_sum_(grads: Tensor, max_norm: float) -> Tensor:
