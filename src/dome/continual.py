@@ -37,17 +37,19 @@ class EWC:
             comes; 1 keeps all alike, less is online EWC (Schwarz et al. 2018).
     """
 
-    def __init__(self, model: nn.Module, strength: float, *, decay: float = 1.0) -> None:
+    def __init__(
+        self, model: nn.Module, strength: float, *, decay: float = 1.0
+    ) -> None:
         if not 0 <= strength < float("inf"):
             raise ValueError(f"strength must be a number from 0 on, got {strength}")
         if not 0 < decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {decay}")
         self.strength, self.decay = strength, decay
         self._model, self._layout = model, Layout(model)
-        like = {"dtype": self._layout.dtype, "device": self._layout.device}
-        self._fisher = torch.zeros(self._layout.dim, **like)
-        self._anchor = torch.zeros(self._layout.dim, **like)
-        self._constant = torch.zeros((), dtype=torch.float64, device=like["device"])
+        dim, dtype, device = self._layout.dim, self._layout.dtype, self._layout.device
+        self._fisher = torch.zeros(dim, dtype=dtype, device=device)
+        self._anchor = torch.zeros(dim, dtype=dtype, device=device)
+        self._constant = torch.zeros((), dtype=torch.float64, device=device)
         self._num_tasks = 0
 
     @property
@@ -102,7 +104,9 @@ class EWC:
         if number == 0:
             raise ValueError("no samples to measure the Fisher diagonal with")
         if not fisher.isfinite().all():
-            raise ValueError("the Fisher diagonal is not finite: has training diverged?")
+            raise ValueError(
+                "the Fisher diagonal is not finite: has training diverged?"
+            )
         self._add(fisher / number, self._parameters().detach())
 
     @torch.no_grad()

@@ -95,10 +95,10 @@ def test_the_noise_that_is_added_is_the_noise_that_is_counted(basis):
         )
         learn = private._basis.learn
 
-        def spy(release, moment, std, learn=learn):
-            noises.append(4.0 * release)
-            moments.append(moment)
-            learn(release, moment, std)
+        def spy(release, learn=learn):
+            noises.append(4.0 * release.gradient)
+            moments.append(release.moment)
+            learn(release)
 
         private._basis.learn = spy
         x, y = next(iter(private.loader(torch.utils.data.TensorDataset(*samples(5)))))
@@ -109,7 +109,7 @@ def test_the_noise_that_is_added_is_the_noise_that_is_counted(basis):
     expected = 3.0 * 0.5 / math.sqrt(1 - share)
     assert torch.stack(noises).std() == pytest.approx(expected, rel=0.035)
     if basis == "private":
-        expected = 3.0 * math.sqrt(2) / math.sqrt(share)
+        expected = 3.0 * math.sqrt(2) / math.sqrt(share) / 4.0
         assert torch.stack(moments).std() == pytest.approx(expected, rel=0.035)
 
 

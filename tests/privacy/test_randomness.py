@@ -78,7 +78,9 @@ def test_gaussian_noise_has_its_spread_and_keeps_the_type():
     noise = GaussianNoise(2.0)(torch.zeros(COUNT))
     assert noise.dtype == torch.float32
     assert noise.std() == pytest.approx(2.0, rel=0.01)
-    seeded = [GaussianNoise(1, generator=torch.Generator().manual_seed(1)) for _ in "ab"]
+    seeded = [
+        GaussianNoise(1, generator=torch.Generator().manual_seed(1)) for _ in "ab"
+    ]
     g = torch.ones(4)
     assert torch.equal(seeded[0](g), seeded[1](g))
     assert torch.equal(GaussianNoise(0.0)(g), g)

@@ -5,6 +5,7 @@ and the answer is looked for among these two; "permuted" has all classes, and pi
 another order for each task.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ def compute_continual(run: Run) -> Iterator[Row]:
         optimizer = make_optimizer(model, run)
         filtering = _filter(model, optimizer, run, ewc)
         loss = _learn(model, optimizer, stage, run, order, ewc)
-        if ewc is not None:
+        if ewc is not None and math.isfinite(loss):
             _consolidate(ewc, stage, order, filtering)
         if filtering is not None:
             filtering.detach()

@@ -8,6 +8,7 @@ from the same N.
 import time
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,7 @@ def _attach(
 ) -> dome.privacy.PrivateFilter:
     if run.epsilon is None or run.max_grad_norm is None:
         raise ValueError(f"a private run has epsilon and max_grad_norm: {run}")
-    options = {}
+    options: dict[str, Any] = {}
     if run.basis == "public":
         options = {"public": _public_batches(task, run.seed), "loss_fn": cross_entropy}
     return dome.privacy.attach(

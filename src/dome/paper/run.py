@@ -24,8 +24,9 @@ _CHOICES = {
     "removes": REMOVES,
     "tracker": TRACKERS,
     "layout": LAYOUTS,
+    "basis": (None, *BASES),
+    "stream": (None, *STREAMS),
 }
-_OPTIONAL = {"basis": BASES, "stream": STREAMS}
 _AT_LEAST = {
     "seed": 0,
     "batch_size": 1,
@@ -107,9 +108,6 @@ class Run:
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
             check_name(name, getattr(self, name), known)
-        for name, known in _OPTIONAL.items():
-            if (value := getattr(self, name)) is not None:
-                check_name(name, value, known)
         for name, least in _AT_LEAST.items():
             value = getattr(self, name)
             # Asked this way round, NaN is refused too.
@@ -154,12 +152,13 @@ class Run:
         return ", ".join([*what, f"batch {self.batch_size}", f"seed {self.seed}"])
 
 
-def check_name(what: str, name: str, known: Sequence[str]) -> None:
+def check_name(what: str, name: str | None, known: Sequence[str | None]) -> None:
     """Refuse a name that is not among those known, with the nearest that is."""
     if name not in known:
-        near = get_close_matches(name, known, n=1)
+        names = [one for one in known if one is not None]
+        near = get_close_matches(str(name), names, n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"no {what} {name!r}{hint} There are: {', '.join(known)}")
+        raise ValueError(f"no {what} {name!r}{hint} There are: {', '.join(names)}")
 
 
 def check_batch_size(batch_size: int, num_samples: int, task: str) -> None:

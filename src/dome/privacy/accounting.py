@@ -119,7 +119,9 @@ def make_accountant(name: str) -> Any:  # noqa: ANN401 (Opacus has no annotation
     """One of Opacus' accountants that bound epsilon from above."""
     if name not in ACCOUNTANTS:
         why = " (its central limit may understate epsilon)" if name == "gdp" else ""
-        raise PrivacyError(f"accountant must be one of {ACCOUNTANTS}, got {name!r}{why}")
+        raise PrivacyError(
+            f"accountant must be one of {ACCOUNTANTS}, got {name!r}{why}"
+        )
     try:
         from opacus.accountants import create_accountant
     except ImportError as error:

@@ -91,8 +91,8 @@ def attach(
         check_positive("expected_batch_size", expected_batch_size)
     if rank < 0 or update_every < 1 or not 0 < basis_share < 1:
         raise ValueError(
-            f"rank must not be negative, update_every be at least 1 and basis_share lie "
-            f"between 0 and 1; got {rank}, {update_every} and {basis_share}"
+            f"rank must not be negative, update_every be at least 1 and basis_share "
+            f"lie between 0 and 1; got {rank}, {update_every} and {basis_share}"
         )
     check_no_filter(optimizer)
     check_model(model)
@@ -100,31 +100,24 @@ def attach(
     layout = Layout(model, only=held)
     check_parameters(optimizer, layout, model)
     targets = (target_epsilon, target_delta, steps)
-    sigma = _multiplier(noise_multiplier, targets, sample_rate, accountant)
-    budget = Budget(sigma, sample_rate, accountant, steps)
-
-    def expected() -> float:
-        return private.expected_batch_size
-
+    budget = _budget(noise_multiplier, targets, sample_rate, accountant)
     given = [value is not None for value in (public, loss_fn)]
     if given != [basis == "public"] * 2:
         raise ValueError(
-            "basis='public' takes public=batches and loss_fn=...; the others take neither"
+            "basis='public' takes public=batches and loss_fn=...; the others take "
+            "neither"
         )
+    options: dict[str, Any] = {"forget": forget}
+    options |= {"dtype": layout.dtype, "device": layout.device}
     own: Basis = Nothing()
-    if rank > 0:
-        options: dict[str, Any] = {"dtype": layout.dtype, "device": layout.device}
-        options["forget"] = forget
-        if basis == "private":
-            own = Private(
-                layout.dim, rank, expected, update_every=update_every, **options
-            )
+    if rank > 0 and basis == "private":
+        own = Private(layout.dim, rank, update_every=update_every, **options)
+    elif rank > 0:
+        follows = _tracker(tracker, layout.dim, rank, options)
+        if public is not None and loss_fn is not None:
+            own = Public(follows, model, public, loss_fn, update_every)
         else:
-            follows = _tracker(tracker, layout.dim, rank, options)
-            if public is not None and loss_fn is not None:
-                own = Public(follows, model, public, loss_fn, update_every)
-            else:
-                own = Released(follows, window, update_every)
+            own = Released(follows, window, update_every)
     private = PrivateFilter(
         model,
         optimizer,
@@ -149,13 +142,13 @@ def _tracker(name: str, dim: int, rank: int, options: dict[str, Any]) -> Any:  #
     return TRACKERS[name](dim, rank, **options)
 
 
-def _multiplier(
+def _budget(
     noise_multiplier: float | None,
     targets: tuple[float | None, float | None, int | None],
     sample_rate: float,
     accountant: str,
-) -> float:
-    """σ, given or solved for the targets."""
+) -> Budget:
+    """With σ as it is given, or solved for the targets."""
     epsilon, delta, steps = targets
     if noise_multiplier is not None:
         if epsilon is not None or delta is not None:
@@ -163,10 +156,11 @@ def _multiplier(
                 "give noise_multiplier, or target_epsilon with target_delta and steps, "
                 "but not both"
             )
-        return noise_multiplier
+        return Budget(noise_multiplier, sample_rate, accountant, steps)
     if epsilon is None or delta is None or steps is None:
         raise ValueError(
             "give noise_multiplier, or all of target_epsilon, target_delta and steps; "
             f"got {epsilon}, {delta} and {steps}"
         )
-    return noise_multiplier_for(epsilon, delta, steps, sample_rate, accountant)
+    sigma = noise_multiplier_for(epsilon, delta, steps, sample_rate, accountant)
+    return Budget(sigma, sample_rate, accountant, steps)

@@ -24,7 +24,7 @@ from dome import checkpoint
 from dome.filter import Downstream, pass_through
 from dome.layout import Layout
 from dome.privacy.accounting import Budget, divided
-from dome.privacy.bases import Basis, Private
+from dome.privacy.bases import Basis, Private, Release
 from dome.privacy.errors import PrivacyError
 from dome.privacy.randomness import Randomness
 from dome.privacy.refuse import check_parameters
@@ -149,7 +149,8 @@ class PrivateFilter:
         sigma, sigma_basis = self.noise_multiplier, 0.0
         if asks:
             sigma, sigma_basis = divided(self.noise_multiplier, self._share)
-        moment = self._noised_moment(rows, sigma_basis) if asks else None
+        std = sigma_basis * math.sqrt(2) / self.expected_batch_size
+        moment = self._noised_moment(rows, std) if asks else None
         if U is not None and self._basis.filters_first:
             without_span_(rows, U)
         total = clipped_sum_(rows, self._max_norm).double()
@@ -159,13 +160,13 @@ class PrivateFilter:
         if U is not None:
             gradient = release - U @ (U.T @ release)
         self._write_(pass_through(self._after, gradient))
-        self._basis.learn(release, moment, math.sqrt(2) * sigma_basis)
+        self._basis.learn(Release(release, moment, std))
 
-    def _noised_moment(self, rows: Tensor, sigma: float) -> Tensor:
-        """The second moment of this batch in units of C², with its noise."""
+    def _noised_moment(self, rows: Tensor, std: float) -> Tensor:
+        """The second moment of this batch over C² L, with its noise."""
         U, C = cast("Private", self._basis).start, self._max_norm
         moment = second_moment_(rows, U, C).double()
-        return self._noised(moment, sigma * math.sqrt(2) * C**2) / C**2
+        return self._noised(moment / C**2 / self.expected_batch_size, std)
 
     def _noised(self, total: Tensor, std: float) -> Tensor:
         noise = self._randomness.gaussian(tuple(total.shape), std)
@@ -211,8 +212,8 @@ class PrivateFilter:
         if difference > LOST * size:
             raise PrivacyError(
                 "part of .grad is no sample's: a penalty in the loss, or a gradient "
-                "that zero_grad() did not clear. Call zero_grad() before backward(), and "
-                "use the optimizer's weight_decay instead of a penalty"
+                "that zero_grad() did not clear. Call zero_grad() before backward(), "
+                "and use the optimizer's weight_decay instead of a penalty"
             )
 
     def _write_(self, gradient: Tensor) -> None:

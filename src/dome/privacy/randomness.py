@@ -1,8 +1,8 @@
 """Gaussian noise and uniform numbers that nobody can predict.
 
 By default both come from the operating system's cryptographic generator, whatever seeds
-the program sets. A ``torch.Generator`` makes them reproducible, for experiments: whoever
-knows its seed, or recovers its state from outputs, can subtract the noise.
+the program sets. A ``torch.Generator`` makes them reproducible, for experiments:
+whoever knows its seed, or recovers its state from outputs, can subtract the noise.
 """
 
 import math

@@ -14,8 +14,8 @@ def check_model(model: nn.Module) -> None:
     """Refuse layers through which one sample reaches another, or a buffer."""
     if carries_grad_sample(model):
         raise PrivacyError(
-            "the model is under Opacus' hooks already: train it with Opacus' optimizer, "
-            "or give the bare model to dome.privacy.attach, but not both"
+            "the model is under Opacus' hooks already: train it with Opacus' "
+            "optimizer, or give the bare model to dome.privacy.attach, but not both"
         )
     for name, module in model.named_modules():
         where = f"layer {name!r}" if name else "the model"
@@ -38,8 +38,8 @@ def check_parameters(optimizer: Optimizer, layout: Layout, model: nn.Module) -> 
     if any(p.requires_grad and id(p) not in tracked for p in held):
         raise PrivacyError(
             "the optimizer trains a parameter that is not the model's, or was added or "
-            "unfrozen after attach: it would get a gradient without noise. Freeze it, or "
-            "attach again"
+            "unfrozen after attach: it would get a gradient without noise. Freeze it, "
+            "or attach again"
         )
     for name, p in model.named_parameters():
         if p.requires_grad and id(p) not in tracked:

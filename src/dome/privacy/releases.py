@@ -56,6 +56,8 @@ def second_moment_(grads: Tensor, basis: Tensor, max_norm: float) -> Tensor:
     The last column is C times the clipped sum, which centring needs: centring the
     samples themselves would cost a sensitivity of 4 C².
     """
-    c = clipping_factors_(grads, max_norm)[:, None]
-    features = torch.cat([c * (grads @ basis), torch.full_like(c, max_norm)], dim=1)
-    return grads.T @ (c * features)
+    # Clipped first: a product with a sample that is nearly too large to store is
+    # infinite, and no factor brings it back.
+    clipped = clipping_factors_(grads, max_norm)[:, None] * grads
+    ones = torch.ones_like(clipped[:, :1])
+    return clipped.T @ torch.cat([clipped @ basis, max_norm * ones], dim=1)

@@ -73,7 +73,9 @@ class PoissonLoader:
     ) -> None:
         _check_options(dataset, options)
         self.dataset = dataset
-        self._sampler = PoissonSampler(len(cast("Any", dataset)), sample_rate, randomness)
+        self._sampler = PoissonSampler(
+            len(cast("Any", dataset)), sample_rate, randomness
+        )
         collate = wrap_collate_with_empty(collate_fn=collate_fn or torch_collate)
         # An empty first batch has no other from which to take its structure.
         collate([dataset[0]])

@@ -11,6 +11,7 @@ images a task, 8 epochs; permuted: 3,000 images a task, 2 epochs. About 5 core-m
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -59,7 +60,9 @@ class Config:
     """
 
     run: Run = PAPER
-    epochs: Mapping[str, int] = field(default_factory=lambda: {"split": 10, "permuted": 10})
+    epochs: Mapping[str, int] = field(
+        default_factory=lambda: {"split": 10, "permuted": 10}
+    )
     penalties: Mapping[str, tuple[float, float]] = field(
         default_factory=lambda: {"split": (1e3, 1e3), "permuted": (1e3, 1e3)}
     )
@@ -115,7 +118,7 @@ def draw(rows: Sequence[Row]) -> Figure:
             runs = stacked(curves(mine, "test_accuracy"))
             band = bootstrap_band(runs, CONFIDENCE)
             x = np.arange(1, runs.shape[1] + 1)
-            style = {"color": COLOURS[name], "linestyle": LINES[name]}
+            style: dict[str, Any] = {"color": COLOURS[name], "linestyle": LINES[name]}
             axes.plot(x, band.mean, label=name, linewidth=1.3, **style)
             axes.fill_between(
                 x, band.low, band.high, color=COLOURS[name], alpha=0.18, linewidth=0

@@ -1,7 +1,7 @@
 """The fully connected network of continual learning on MNIST.
 
-As in Kirkpatrick et al. (2017), "Overcoming catastrophic forgetting in neural networks",
-with fewer and narrower layers.
+As in Kirkpatrick et al. (2017), "Overcoming catastrophic forgetting in neural
+networks", with fewer and narrower layers.
 """
 
 from torch import nn

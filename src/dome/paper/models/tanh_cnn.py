@@ -1,8 +1,8 @@
 """The small convolutional network of private training on MNIST.
 
-Papernot et al. (2021), "Tempered sigmoid activations for deep learning with differential
-privacy": two convolutions with tanh, a hidden layer of 32. Noise grows with the number
-of parameters, so private training takes networks with few.
+Papernot et al. (2021), "Tempered sigmoid activations for deep learning with
+differential privacy": two convolutions with tanh, a hidden layer of 32. Noise grows
+with the number of parameters, so private training takes networks with few.
 """
 
 import torch

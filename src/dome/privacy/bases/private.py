@@ -1,13 +1,13 @@
 """A basis from private samples, whose noise is paid for together with the gradient's.
 
-Shapes: U (D, K), a second moment M (D, K + 1). Hardt and Price, "The noisy power method"
-(2014), on the average of Algorithm 2.
+Shapes: U (D, K), a second moment M (D, K + 1). Hardt and Price, "The noisy power
+method" (2014), on the average of Algorithm 2.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from dome.privacy.bases.protocol import Release
 
 SEED = 0x646F6D65  # of the first basis
 
@@ -21,7 +21,6 @@ class Private:
     Args:
         dim: Number of parameters D.
         rank: Number of directions K.
-        expected_batch_size: What sums are divided by.
         update_every: Releases a second moment on every n-th step.
         forget: None averages all releases; a number in (0, 1) is the newest's weight.
         dtype: Of the basis.
@@ -34,14 +33,12 @@ class Private:
         self,
         dim: int,
         rank: int,
-        expected_batch_size: Callable[[], float],
         *,
         update_every: int = 1,
         forget: float | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> None:
-        self._expected = expected_batch_size
         self._update_every, self._forget = update_every, forget
         if not 1 <= rank <= dim:
             raise ValueError(
@@ -71,21 +68,15 @@ class Private:
         """The basis that the next second moment is formed with."""
         return self._basis
 
-    def learn(self, release: Tensor, moment: Tensor | None, moment_std: float) -> None:
-        """Turn the basis by a noised second moment Σ g̃ [g̃ᵀ U, 1] (D, K + 1).
-
-        Args:
-            release: Not used.
-            moment: In units of C² and C, with its noise; None on the steps between.
-            moment_std: Standard deviation of the last column's noise, in units of C.
-        """
+    def learn(self, release: Release) -> None:
+        """Turn the basis by a step's noised second moment, if it has released one."""
         self._num_steps += 1
-        if moment is None:
+        if release.moment is None:
             return
-        U, L = self._basis.to(moment), self._expected()
-        W, s = moment[:, :-1] / L, moment[:, -1] / L
-        # s sᵀU holds the square of the noise of s, in expectation std²/L² U.
-        W = W - torch.outer(s, s @ U) + (moment_std / L) ** 2 * U
+        U = self._basis.to(release.moment)
+        A, s = release.moment[:, :-1], release.moment[:, -1]
+        # s sᵀU holds the square of the noise of s, in expectation its variance times U.
+        W = A - torch.outer(s, s @ U) + release.moment_std**2 * U
         newest = 1 / (self._num_updates + 1)
         if self._forget is not None and self._num_updates:
             newest = self._forget

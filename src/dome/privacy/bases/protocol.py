@@ -4,6 +4,7 @@ Shapes: U (D, K) the basis, r (D,) a released (noised) sum of clipped gradients 
 expected batch size. A source sees public samples or releases, never private samples.
 """
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -11,6 +12,22 @@ from torch import Tensor
 from dome.privacy.errors import PrivacyError
 
 BASES = ("public", "released", "private")
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What a step has released, noise and all.
+
+    Attributes:
+        gradient: Σ clip(g) over the expected batch size, noised, shape (D,).
+        moment: Σ g̃ [g̃ᵀ U, C] / C² over the expected batch size, noised, shape
+            (D, K + 1); None on steps that did not release it.
+        moment_std: Standard deviation of the noise in ``moment``.
+    """
+
+    gradient: Tensor
+    moment: Tensor | None = None
+    moment_std: float = 0.0
 
 
 class Basis(Protocol):
@@ -30,7 +47,7 @@ class Basis(Protocol):
     def directions(self) -> Tensor | None:
         """U (D, K); None as long as there is none, and nothing is removed."""
 
-    def learn(self, release: Tensor, moment: Tensor | None, moment_std: float) -> None:
+    def learn(self, release: Release) -> None:
         """Learn from what a step released."""
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -53,7 +70,7 @@ class Nothing:
         """None."""
         return None
 
-    def learn(self, release: Tensor, moment: Tensor | None, moment_std: float) -> None:
+    def learn(self, release: Release) -> None:
         """Nothing."""
 
     def state_dict(self) -> dict[str, Tensor]:

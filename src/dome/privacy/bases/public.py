@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
+from dome.privacy.bases.protocol import Release
 from dome.samples import per_sample_gradients
 from dome.trackers import Tracker
 
@@ -58,7 +59,7 @@ class Public:
         """U of the tracker."""
         return self._tracker.basis
 
-    def learn(self, release: Tensor, moment: Tensor | None, moment_std: float) -> None:
+    def learn(self, release: Release) -> None:
         """Nothing: public samples are all it knows."""
 
     def state_dict(self) -> dict[str, Tensor]:

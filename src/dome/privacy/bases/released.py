@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from dome.privacy.bases.protocol import Release
 from dome.trackers import Tracker
 
 
@@ -22,7 +23,9 @@ class Released:
 
     wants_moment = False
 
-    def __init__(self, tracker: Tracker, window: int = 8, update_every: int = 1) -> None:
+    def __init__(
+        self, tracker: Tracker, window: int = 8, update_every: int = 1
+    ) -> None:
         if window < 2:
             raise ValueError(f"window must be at least 2 releases, got {window}")
         self._tracker, self._update_every = tracker, update_every
@@ -41,10 +44,10 @@ class Released:
         """U of the tracker, once it has seen releases."""
         return self._tracker.basis if self._num_updates else None
 
-    def learn(self, release: Tensor, moment: Tensor | None, moment_std: float) -> None:
+    def learn(self, release: Release) -> None:
         """Keep a release of samples that were not filtered; enough of them turn U."""
         if not self.filters_first:
-            self._recent.append(release.clone())
+            self._recent.append(release.gradient.clone())
         self._num_steps += 1
         if len(self._recent) == self._window:
             self._tracker.update(torch.stack(self._recent))
