@@ -7,7 +7,13 @@ from dome.paper.tasks import load_task
 
 @pytest.mark.parametrize(
     ("model", "task"),
-    [("resnet8", "digits"), ("resnet18", "digits"), ("transformer", "made_text")],
+    [
+        ("resnet8", "digits"),
+        ("resnet18", "digits"),
+        ("transformer", "made_text"),
+        ("tanh_cnn", "digits"),
+        ("mlp", "digits"),
+    ],
 )
 def test_every_model_fits_its_task(model, task):
     task = load_task(task, num_classes=3)
@@ -21,6 +27,8 @@ def test_every_model_fits_its_task(model, task):
         ("resnet8", "made_text", "'resnet8' takes images, task 'made_text' has texts"),
         ("resnet18", "made_text", "choose model 'transformer'"),
         ("transformer", "digits", "takes texts, task 'digits' has images"),
+        ("tanh_cnn", "made_text", "'tanh_cnn' takes images"),
+        ("mlp", "made_text", "'mlp' takes images"),
     ],
 )
 def test_a_model_for_other_inputs_is_refused(model, task, message):
