@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test browser check format lint types imports clean help
+.PHONY: demo test browser docs check format lint types imports clean help
 
 help:
 	@echo "make demo    set up, then show on digits what the filter does (about two minutes)"
 	@echo "make test    set up (a browser too), then run every test"
+	@echo "make docs    build the site into site/; open site/index.html"
 	@echo "make check   format, lint, types, import layers, tests: what CI runs"
 	@echo "make format  let ruff rewrite the code"
 
@@ -37,6 +38,10 @@ browser: $(INSTALLED)
 	  then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
 	  else $(BIN)/playwright install chromium >/dev/null; fi; } \
 	|| echo "No Chromium could be installed: set DOME_CHROMIUM to one, or the tests of the report are skipped."
+
+docs: $(INSTALLED)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
 
 check: format-check lint types imports test
 

@@ -27,7 +27,6 @@ app = typer.Typer(
     cls=OneLineErrors,
     help="Removes nuisance directions from stochastic gradients.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo.command)

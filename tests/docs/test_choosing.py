@@ -1,0 +1,61 @@
+import json
+from statistics import fmean
+
+import pytest
+
+from docs.pages import DOCS
+
+PAGE = (DOCS / "choosing.md").read_text()
+ROWS = [
+    json.loads(line)
+    for figure in ("ext00_choices", "fig03_mnist_compression", "fig04_rank_ablation")
+    for line in (DOCS / "results" / "cpu" / f"{figure}.jsonl").read_text().splitlines()
+]
+PAPERS = {
+    "rank": 100,
+    "tracker": "power",
+    "forget": None,
+    "update_every": 1,
+    "layout": "global",
+    "oversample": 0,
+    "removes": "span",
+}
+
+
+def accuracy(rate, **changed):
+    """Test accuracy after the last epoch, mean over seeds, as the page writes it."""
+    wanted = PAPERS | {"rate": rate} | changed
+    last = {
+        row["seed"]: row["test_accuracy"]
+        for row in ROWS
+        if row["epoch"] == row["of"]
+        and row.get("compressor", "gaussian") in (None, "gaussian")
+        and all(row[column] == value for column, value in wanted.items())
+    }
+    assert sorted(last) == [0, 1, 2]
+    return f"{fmean(last.values()):.3f}"
+
+
+@pytest.mark.parametrize("rate", [100, 1000])
+def test_accuracies_of_trackers_and_updates_are_those_of_the_rows(rate):
+    power, svd = accuracy(rate), accuracy(rate, tracker="svd")
+    begin = f"| test accuracy at rate {rate:,} |"
+    assert f"{begin} {power} | {svd} |" in PAGE
+    fifth, twentieth = (accuracy(rate, update_every=n) for n in (5, 20))
+    assert f"{begin} {power} | {fifth} | - | {twentieth} |" in PAGE
+    assert f"{accuracy(rate, forget=0.05)} at rate {rate:,}" in " ".join(PAGE.split())
+
+
+def test_accuracies_by_rank_are_those_of_the_rows():
+    ranks = (None, 10, 50, 100, 500)
+    row = " | ".join(accuracy(1000, rank=rank) for rank in ranks)
+    assert f"| test accuracy | {row} |" in PAGE
+
+
+def test_costs_are_those_of_the_performance_page():
+    measured = (DOCS / "performance.md").read_text()
+    for row in PAGE.splitlines():
+        if row.startswith("| a step, B = "):
+            numbers = [cell.strip() for cell in row.split("|")[2:-1]]
+            for number in filter(lambda cell: cell != "-", numbers):
+                assert f"| {number} (" in measured, row
