@@ -1,7 +1,7 @@
-"""Formulas as MathML, made when the site is built: browsers draw it without a script.
+r"""Formulas as MathML, made when the site is built: browsers draw it without a script.
 
 arithmatex marks what stands between dollars; here it becomes ``<math>``. An equation
-with ``\\tag{9}`` gets its number on the right and the anchor ``eq-9``.
+with ``\tag{9}`` gets its number on the right and the anchor ``eq-9``.
 """
 
 import html

@@ -11,7 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dome import compression, curvature, diagnostics, distributed
+    from dome import (
+        compression,
+        continual,
+        curvature,
+        diagnostics,
+        distributed,
+        privacy,
+    )
     from dome.attachment import attach
     from dome.filter import GradientFilter
     from dome.planning import Plan, plan
@@ -31,12 +38,14 @@ _HOMES = {
     "WorkersPlan": "dome.scaling",
     "attach": "dome.attachment",
     "compression": "dome.compression",
+    "continual": "dome.continual",
     "curvature": "dome.curvature",
     "diagnostics": "dome.diagnostics",
     "distributed": "dome.distributed",
     "per_sample_gradients": "dome.samples",
     "plan": "dome.planning",
     "plan_workers": "dome.scaling",
+    "privacy": "dome.privacy",
     "verify": "dome.verification",
 }
 
@@ -50,12 +59,14 @@ __all__ = [
     "WorkersPlan",
     "attach",
     "compression",
+    "continual",
     "curvature",
     "diagnostics",
     "distributed",
     "per_sample_gradients",
     "plan",
     "plan_workers",
+    "privacy",
     "verify",
 ]
 
@@ -64,7 +75,7 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'dome' has no attribute {name!r}")
     module = import_module(_HOMES[name])
-    # `compression`, `curvature` and the like are modules themselves.
+    # Some names, such as `compression`, are modules themselves.
     value = globals()[name] = getattr(module, name, module)
     return value
 

@@ -144,6 +144,15 @@ class GradientFilter:
         """Filter ``.grad`` with the basis as it is, without counting a step."""
         self._filter(None)
 
+    @torch.no_grad()
+    def project_out(self, grads: Tensor) -> Tensor:
+        """Gradient samples (B, D) without their part in the tracked span."""
+        filtered = grads.clone()
+        for columns, tracker in self._columns():
+            U = tracker.basis.to(grads)
+            filtered[:, columns] -= (grads[:, columns] @ U) @ U.T
+        return filtered
+
     def detach(self) -> None:
         """Remove every hook from the model and the optimizer. Can be called twice."""
         self._source.detach()

@@ -25,7 +25,7 @@ def main():
         init_method=f"file://{folder / 'store'}",
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=20),
+        timeout=timedelta(seconds=60),
     )
     results = {}
     for name, check in CHECKS.items():

@@ -2,7 +2,6 @@ import json
 from statistics import fmean
 
 import pytest
-
 from docs.pages import DOCS
 
 PAGE = (DOCS / "choosing.md").read_text()

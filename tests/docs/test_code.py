@@ -1,7 +1,6 @@
 """The Python of a page runs, in order and in one namespace that begins with PRELUDE."""
 
 import pytest
-
 from docs.pages import PAGES, blocks, name
 
 PRELUDE = """

@@ -1,7 +1,6 @@
 from urllib.parse import urlsplit
 
 import pytest
-
 from docs.pages import PAGES, anchors, links, name
 
 

@@ -2,7 +2,6 @@ import re
 import sys
 
 import pytest
-
 from docs.pages import DOCS, ROOT
 
 mkdocs = pytest.importorskip("mkdocs", reason="the extra docs is not installed")

@@ -2,7 +2,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from docs.raises import HOLE, messages
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -78,6 +78,14 @@ def test_drift_has_a_unit_only_where_it_is_known():
     assert (other.title, other.unit) == ("Drift", "")
 
 
+def test_time_is_told_only_where_it_is_known_what_it_is_of():
+    (ours,) = groups_of(section(FILTERED))
+    assert ours.seconds == 4.0
+    own = Trial({"run": "own"}, 0, [{"step": 1, "seconds": 0.1}], known=False)
+    (other,) = groups_of(Section("test", "", [own]))
+    assert other.seconds == 0.0
+
+
 def test_other_columns_of_numbers_have_pictures_too():
     metrics = metrics_of(groups_of(section(FILTERED, signal_to_noise=2.0)))
     assert metrics[-1].title == "signal to noise"

@@ -154,3 +154,12 @@ def test_evaluation_passes_between_steps_leave_no_trace(model, source):
     rows = source.take()
     source.detach()
     assert_close(rows, per_sample_loop(model, [x]))
+
+
+def test_a_batch_without_samples_leaves_no_rows(model, source):
+    F.cross_entropy(
+        model(torch.randn(0, 3)), torch.zeros(0, dtype=torch.long), reduction="sum"
+    ).backward()
+    assert source.take() is None
+    backward(model, torch.randn(4, 3))
+    assert len(source.take()) == 4

@@ -32,7 +32,7 @@ NAMES = {
     "tiny_imagenet": "Tiny ImageNet",
     "dbpedia": "DBPedia-Classes L2",
     "made_text": "made-up text",
-    "mlp": "MLP",
+    "relu_mlp": "MLP",
     "resnet8": "ResNet-8",
     "resnet18": "ResNet-18",
     "transformer": "3-layer Transformer",
@@ -45,6 +45,8 @@ NAMES = {
     "terngrad": "TernGrad",
     "qsgd": "QSGD",
     "powersgd+feedback": "PowerSGD, feedback",
+    "tanh_cnn": "small tanh CNN",
+    "mlp": "MLP",
     "sgd": "SGD",
     "adam": "Adam",
 }

@@ -27,6 +27,8 @@ COMPRESSORS = (
     "qsgd",
     "powersgd+feedback",
 )
+BASES = ("public", "released", "private")
+STREAMS = ("split", "permuted")
 
 _CHOICES = {
     "optimizer": OPTIMIZERS,
@@ -34,6 +36,8 @@ _CHOICES = {
     "tracker": TRACKERS,
     "layout": LAYOUTS,
     "compressor": COMPRESSORS,
+    "basis": (None, *BASES),
+    "stream": (None, *STREAMS),
 }
 _AT_LEAST = {
     "seed": 0,
@@ -47,6 +51,9 @@ _AT_LEAST = {
     "rate": 1,
     "update_every": 1,
     "oversample": 0,
+    "epsilon": 0,
+    "max_grad_norm": 0,
+    "penalty": 0,
 }
 
 
@@ -79,6 +86,12 @@ class Run:
         update_every: Steps from one update of the basis to the next.
         layout: "global" or "layerwise".
         oversample: Directions tracked beyond those removed.
+        epsilon: What private training may cost (``private.py``); None: not private.
+        basis: Where private training has its directions from.
+        max_grad_norm: To which private training clips samples.
+        stream: How a task is made into several, one after the other
+            (``continual.py``): "split" by classes, or pixels "permuted".
+        penalty: Strength of elastic weight consolidation; None does without.
     """
 
     task: str
@@ -101,6 +114,11 @@ class Run:
     update_every: int = 1
     layout: str = "global"
     oversample: int = 0
+    epsilon: float | None = None
+    basis: str | None = None
+    max_grad_norm: float | None = None
+    stream: str | None = None
+    penalty: float | None = None
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -142,15 +160,20 @@ class Run:
             what.append(f"rank {self.rank} removes {self.removes}")
         if self.rate is not None:
             what.append(f"{self.compressor} at rate {self.rate:,.0f}")
+        if self.epsilon is not None:
+            what.append(f"epsilon {self.epsilon:g}, basis {self.basis}")
+        if self.stream is not None:
+            what.append(f"{self.stream}, penalty {self.penalty}")
         return ", ".join([*what, f"batch {self.batch_size}", f"seed {self.seed}"])
 
 
-def check_name(what: str, name: str, known: Sequence[str]) -> None:
+def check_name(what: str, name: str | None, known: Sequence[str | None]) -> None:
     """Refuse a name that is not among those known, with the nearest that is."""
     if name not in known:
-        near = get_close_matches(name, known, n=1)
+        names = [one for one in known if one is not None]
+        near = get_close_matches(str(name), names, n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"no {what} {name!r}{hint} There are: {', '.join(known)}")
+        raise ValueError(f"no {what} {name!r}{hint} There are: {', '.join(names)}")
 
 
 def check_batch_size(batch_size: int, num_samples: int, task: str) -> None:

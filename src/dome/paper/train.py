@@ -64,7 +64,7 @@ def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
         run: What to train, and how.
         tell: Is told after every step how far the epoch is.
     """
-    task, model = _start(run)
+    task, model = start(run)
     for epoch in _epochs(model, task, run, tell):
         tested = evaluate(model, task.test_x, task.test_y)
         yield Row(
@@ -83,7 +83,7 @@ def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
 
 def trained_model(run: Run) -> tuple[nn.Module, Task]:
     """The model at the end of a run, where it was trained, and what it learned."""
-    task, model = _start(run)
+    task, model = start(run)
     for _ in _epochs(model, task, run):
         pass
     return model, task
@@ -91,7 +91,7 @@ def trained_model(run: Run) -> tuple[nn.Module, Task]:
 
 def training(run: Run) -> tuple[nn.Module, Task, Iterator[Step]]:
     """A run to look into: the model, what it learns, and the steps that train it."""
-    task, model = _start(run)
+    task, model = start(run)
     return model, task, _steps(model, task, run)
 
 
@@ -144,7 +144,8 @@ class _Epoch:
     subspace: Row
 
 
-def _start(run: Run) -> tuple[Task, nn.Module]:
+def start(run: Run) -> tuple[Task, nn.Module]:
+    """The samples of a run, and its model before the first step."""
     check_name("model", run.model, list(MODELS))
     task = load_run_task(run)
     with torch.random.fork_rng(devices=[]):
@@ -183,7 +184,7 @@ def _epochs(
 
 def _steps(model: nn.Module, task: Task, run: Run) -> Iterator[Step]:
     """Train the model in place, a step at a time."""
-    optimizer = _optimizer(model, run)
+    optimizer = make_optimizer(model, run)
     arm = Arm(model, optimizer, run, task)
     order = generator(run.seed, SAMPLE_ORDER)
     device = next(model.parameters()).device
@@ -210,7 +211,8 @@ def _steps(model: nn.Module, task: Task, run: Run) -> Iterator[Step]:
     arm.detach()
 
 
-def _optimizer(model: nn.Module, run: Run) -> Optimizer:
+def make_optimizer(model: nn.Module, run: Run) -> Optimizer:
+    """The optimizer of a run."""
     if run.optimizer == "adam":
         return Adam(model.parameters(), lr=run.lr)
     return SGD(model.parameters(), lr=run.lr, momentum=run.momentum)

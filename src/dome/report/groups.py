@@ -92,7 +92,12 @@ class Group:
 
     @property
     def seconds(self) -> float:
-        """What a seed took, on average; 0 if nobody noted it."""
+        """What a seed took, on average; 0 if nobody noted it.
+
+        The column ``seconds`` of another loop may be anything, such as the filter's.
+        """
+        if not self.trials[0].known:
+            return 0.0
         return seconds_of(r for t in self.trials for r in t.rows) / len(self.trials)
 
 

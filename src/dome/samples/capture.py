@@ -139,7 +139,7 @@ class _Watch(TorchFunctionMode):
         """Start a forward pass whose input tensors lie somewhere inside ``inputs``.
 
         Returns:
-            Whether there is a sample in it; if not, nothing is started.
+            Whether there is anything to watch: a batch may have no samples.
         """
         found = list(tensors(inputs))
         if not found or found[0].ndim <= batch_dim:

@@ -51,6 +51,11 @@ class Rows:
         self._asked = -1
         self._spare: list[Tensor] = []
 
+    @property
+    def num_waiting(self) -> int:
+        """How many backward passes wait; their rows may be scaled each in its way."""
+        return len(self._groups)
+
     def group(self, batch: int) -> Group:
         """The group of the backward pass that is running now."""
         task = current_backward()

@@ -13,7 +13,8 @@ def test_every_figure_of_the_paper_is_there_and_extensions_come_last():
     names = figure_names()
     numbers = [int(name[3:5]) for name in names if name.startswith("fig")]
     assert numbers == list(range(1, NUM_FIGURES + 1))
-    assert not [n for n in names[NUM_FIGURES:] if n.startswith("fig")]
+    tables = [n for n in names if n.startswith("tab")]
+    assert names[NUM_FIGURES:] == tables + [n for n in names if n.startswith("ext")]
 
 
 def test_files_named_after_a_table_or_an_extension_are_found(tmp_path, monkeypatch):

@@ -271,3 +271,45 @@ def test_the_filter_must_help_a_compressor_at_every_rate(gain, scatter, expected
         plain, filtered = {"test_accuracy": 0.5}, {"test_accuracy": 0.5 + here}
         rows += two_arms(run, plain, filtered, scatter)
     assert verdict("tab01", rows, "top-k") == expected
+
+
+def privacy_rows(gains, spent=3.0):
+    run = replace(RUN, epsilon=3.0, max_grad_norm=0.1, rank=None)
+    rows = []
+    for basis, gain in {None: 0.0, **gains}.items():
+        mine = replace(run, basis=basis, rank=None if basis is None else 10)
+        scatter = (0, 0, 0) if basis is None else (-0.002, 0.0, 0.002)
+        found = seeds(mine, scatter, test_accuracy=0.5 + gain)
+        rows += [row | {"spent": spent} for row in found]
+    return rows
+
+
+def test_a_basis_is_judged_against_dp_sgd():
+    gains = {"public": 0.1, "released": 0.0, "private": -0.1}
+    found = verdicts("tab02", privacy_rows(gains))
+    assert found["public basis: more accurate than DP-SGD"] == HOLDS
+    assert found["released basis: more accurate than DP-SGD"] == UNDECIDED
+    assert found["private basis: more accurate than DP-SGD"] == FAILS
+
+
+@pytest.mark.parametrize(("spent", "expected"), [(2.99, HOLDS), (3.01, FAILS)])
+def test_an_epsilon_that_is_exceeded_is_noticed(spent, expected):
+    gains = {"public": 0.1, "released": 0.0, "private": -0.1}
+    assert verdict("tab02", privacy_rows(gains, spent), "spends") == expected
+
+
+def test_ewc_is_judged_on_each_stream_by_itself():
+    rows = []
+    for stream, gain in (("split", 0.1), ("permuted", -0.1)):
+        for rank, penalty, level in (
+            (None, None, 0.5),
+            (None, 1.0, 0.5 + gain),
+            (5, None, 0.5),
+            (5, 2.0, 0.5 + 2 * gain),
+        ):
+            run = replace(RUN, stream=stream, rank=rank, penalty=penalty)
+            scatter = (0, 0, 0) if rank is None and not penalty else (-0.002, 0, 0.002)
+            rows += seeds(run, scatter, test_accuracy=level)
+    found = verdicts("tab03", rows)
+    assert [v for name, v in found.items() if name.startswith("split")] == [HOLDS] * 3
+    assert [v for name, v in found.items() if name.startswith("perm")] == [FAILS] * 3

@@ -9,9 +9,11 @@ from dome.paper.tasks import load_task
     ("model", "task"),
     [
         ("mlp", "digits"),
+        ("relu_mlp", "digits"),
         ("resnet8", "digits"),
         ("resnet18", "digits"),
         ("transformer", "made_text"),
+        ("tanh_cnn", "digits"),
     ],
 )
 def test_every_model_fits_its_task(model, task):
@@ -27,6 +29,8 @@ def test_every_model_fits_its_task(model, task):
         ("mlp", "made_text", "'mlp' takes images, task 'made_text' has texts"),
         ("resnet18", "made_text", "choose model 'transformer'"),
         ("transformer", "digits", "takes texts, task 'digits' has images"),
+        ("tanh_cnn", "made_text", "'tanh_cnn' takes images"),
+        ("relu_mlp", "made_text", "'relu_mlp' takes images"),
     ],
 )
 def test_a_model_for_other_inputs_is_refused(model, task, message):

@@ -5,9 +5,8 @@ IncrementalSVD, forgetting, fewer updates, one basis a layer, oversampling. And 
 what is removed is noise or signal: the removed part alone goes on, or is sent exactly,
 as k numbers beside the sketch of the rest.
 
-Scale cpu: as fig03. Predicted from timed steps, without evaluation: 17 s (updates on
-every 20th step) to 57 s (k more directions tracked) a run on one core, 30 core-minutes
-beside fig03's in all.
+Scale cpu: as fig03. Measured: 51 minutes for all runs one after the other, fig03's
+among them, on a machine that did other work too.
 """
 
 import math

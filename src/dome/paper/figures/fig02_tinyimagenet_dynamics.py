@@ -3,10 +3,11 @@
 Claims: as fig01 (the paper: Spearman's ρ = 0.96).
 
 Scale cpu: ResNet-8, 20 classes of 100 training and 20 test images, k = C = 20, B = 32,
-15 epochs, 3 seeds. An epoch took 11 s on one core without evaluation: 17 core-minutes
-in all. Not the paper's ResNet-18: a step of it with the tracker took 2 s at B = 16,
-which affords some 120 steps a run. Tried on 300 images with one seed and no filter, it
-was still at chance after 180 steps, at learning rate 0.1 and at 0.01.
+8 epochs, 3 seeds. An epoch took 11 s on one core without evaluation: 9 core-minutes in
+all (the stored runs took 96, on a machine that did much else). Not the paper's
+ResNet-18: a step of it with the tracker took 2 s at B = 16, which affords some 120
+steps a run. Tried on 300 images with one seed and no filter, it was still at chance
+after 180 steps, at learning rate 0.1 and at 0.01.
 """
 
 from collections.abc import Iterator, Sequence

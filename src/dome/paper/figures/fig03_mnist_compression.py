@@ -3,8 +3,8 @@
 Claims: equal at low compression; far ahead at high compression.
 
 Scale cpu: 2,500 training and 2,000 test images, B = 32, 6 epochs (468 steps), rates
-none, 10, 100 and 1,000, 3 seeds. Predicted from timed steps, without evaluation: 14 s a
-run on one core without the filter and 38 s with it, 10 core-minutes in all.
+none, 10, 100 and 1,000, 3 seeds. Measured: 28 minutes for all runs one after the other,
+on a machine that did other work too; from timed steps alone it would be 10.
 
 B = 32 was chosen after a look at the results: in a trial at rate 1,000 (seed 0, 5,000
 images, 6 epochs) the filter took accuracy from 0.26 to 0.34 with the paper's B = 128,

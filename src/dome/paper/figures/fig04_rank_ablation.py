@@ -3,9 +3,8 @@
 Claims: a gain already at k <= 10; accuracy grows up to k = C², where it is about best;
 far beyond it falls.
 
-Scale cpu: as fig03, k up to 500. Predicted from timed steps, without evaluation: 23 s a
-run on one core at k = 1 and 146 s at k = 500, 18 core-minutes beside fig03's in all;
-k = 1000 would add 15.
+Scale cpu: as fig03, k up to 500. Measured: 27 minutes for all runs one after the other,
+on a machine that did other work too; k = 1000 would add about 15.
 """
 
 import math

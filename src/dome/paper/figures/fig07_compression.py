@@ -2,8 +2,8 @@
 
 Claims: as fig03, on both data sets. The MNIST half is fig03's.
 
-Scale cpu: as fig03. Predicted from timed steps, without evaluation: on CIFAR-10 18 s a
-run on one core without the filter and 53 s with it, 14 core-minutes beside fig03's.
+Scale cpu: as fig03. Measured: 41 minutes for all runs one after the other, fig03's
+among them, on a machine that did other work too.
 """
 
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from torch import nn
 
 from dome.paper.models.mlp import mlp
+from dome.paper.models.relu_mlp import relu_mlp
 from dome.paper.models.resnet8 import resnet8
 from dome.paper.models.resnet18 import resnet18
+from dome.paper.models.tanh_cnn import tanh_cnn
 from dome.paper.models.transformer import Transformer
 from dome.paper.tasks.task import Task
 
@@ -17,12 +19,30 @@ MakeModel = Callable[[Task], nn.Module]
 
 def _for_images(name: str, network: Callable[[int, int], nn.Module]) -> MakeModel:
     def make(task: Task) -> nn.Module:
-        if task.vocabulary_size is not None:
-            raise ValueError(
-                f"model {name!r} takes images, task {task.name!r} has texts: choose "
-                "model 'transformer'"
-            )
+        _check_images(name, task)
         return network(task.train_x.shape[1], task.num_classes)
+
+    return make
+
+
+def _check_images(name: str, task: Task) -> None:
+    if task.vocabulary_size is not None:
+        raise ValueError(
+            f"model {name!r} takes images, task {task.name!r} has texts: choose "
+            "model 'transformer'"
+        )
+
+
+def _tanh_cnn(task: Task) -> nn.Module:
+    _check_images("tanh_cnn", task)
+    _, channels, _, side = task.train_x.shape
+    return tanh_cnn(channels, task.num_classes, side)
+
+
+def _for_flat_images(name: str, network: Callable[[int, int], nn.Module]) -> MakeModel:
+    def make(task: Task) -> nn.Module:
+        _check_images(name, task)
+        return network(task.train_x[0].numel(), task.num_classes)
 
     return make
 
@@ -37,18 +57,11 @@ def _transformer(task: Task) -> nn.Module:
     return Transformer(task.vocabulary_size, task.num_classes, length)
 
 
-def _mlp(task: Task) -> nn.Module:
-    if task.vocabulary_size is not None:
-        raise ValueError(
-            f"model 'mlp' takes images, task {task.name!r} has texts: choose model "
-            "'transformer'"
-        )
-    return mlp(task.train_x[0].numel(), task.num_classes)
-
-
 MODELS: dict[str, MakeModel] = {
-    "mlp": _mlp,
     "resnet8": _for_images("resnet8", resnet8),
     "resnet18": _for_images("resnet18", resnet18),
     "transformer": _transformer,
+    "tanh_cnn": _tanh_cnn,
+    "mlp": _for_flat_images("mlp", mlp),
+    "relu_mlp": _for_flat_images("relu_mlp", relu_mlp),
 }

@@ -1,0 +1,166 @@
+"""``attach``: differentially private training with the filter, in one call."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dome.attachment import call_before_step, check_no_filter
+from dome.filter import Downstream
+from dome.layout import Layout
+from dome.privacy.accounting import Budget, noise_multiplier_for
+from dome.privacy.bases import Basis, Nothing, Private, Public, Released, check_basis
+from dome.privacy.filter import PrivateFilter
+from dome.privacy.randomness import Randomness
+from dome.privacy.refuse import check_model, check_parameters
+from dome.privacy.stages import check_positive
+from dome.trackers import TRACKERS
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    rank: int,
+    max_grad_norm: float,
+    noise_multiplier: float | None = None,
+    *,
+    sample_rate: float,
+    basis: str,
+    target_epsilon: float | None = None,
+    target_delta: float | None = None,
+    steps: int | None = None,
+    public: Batches | None = None,
+    loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None,
+    basis_share: float = 0.25,
+    update_every: int = 1,
+    window: int = 8,
+    tracker: str = "svd",
+    forget: float | None = None,
+    accountant: str = "rdp",
+    expected_batch_size: float | None = None,
+    loss_reduction: str = "mean",
+    after: Downstream | Sequence[Downstream] = (),
+    generator: torch.Generator | None = None,
+    batch_dim: int | None = None,
+) -> PrivateFilter:
+    """Make every ``optimizer.step()`` private: filter, clip, add noise, count.
+
+    Train on the batches of the returned filter's ``.loader(dataset)``, take a step for
+    each of them, and read ``.epsilon(delta)``. docs/privacy.md says what is guaranteed.
+
+    Args:
+        model: The model; layers that mix samples (batch norm) are refused.
+        optimizer: Holds all of the model's trainable parameters, and no others.
+        rank: Number of directions K to remove; 0 is plain DP-SGD.
+        max_grad_norm: C, to which every sample's filtered gradient is clipped.
+        noise_multiplier: σ of a step, everything that it releases taken together; or
+            give the next three instead.
+        sample_rate: Probability with which a sample is in a batch.
+        basis: "public", "released" or "private"; anything else is refused.
+        target_epsilon: ε that ``steps`` steps may cost,
+        target_delta: at this δ,
+        steps: after which further ones are refused.
+        public: For "public": batches (x, y) of public data, read again and again.
+        loss_fn: For "public": maps predictions and targets to a scalar mean.
+        basis_share: For "private": share of 1/σ² that the basis gets, on those steps
+            that update it.
+        update_every: Update the basis on every n-th step.
+        window: For "released": how many releases make one batch of samples.
+        tracker: For "public" and "released": "svd" or "power".
+        forget: None averages all updates; a number in (0, 1) is the newest's weight.
+        accountant: Opacus' "rdp" or "prv".
+        expected_batch_size: What sums are divided by, if not sample_rate times the size
+            of the data set.
+        loss_reduction: How the loss sums up samples: "mean" or "sum".
+        after: What the private gradient (D,) goes through, in order.
+        generator: For experiments: makes sampling and noise reproducible, and private
+            to nobody who knows its seed. Without one the operating system's
+            cryptographic generator is used.
+        batch_dim: Which dimension of the model's input enumerates samples, if not 0.
+
+    Returns:
+        The filter; ``.detach()`` undoes this call.
+    """
+    check_basis(basis)
+    check_positive("max_grad_norm", max_grad_norm)
+    if expected_batch_size is not None:
+        check_positive("expected_batch_size", expected_batch_size)
+    if rank < 0 or update_every < 1 or not 0 < basis_share < 1:
+        raise ValueError(
+            f"rank must not be negative, update_every be at least 1 and basis_share "
+            f"lie between 0 and 1; got {rank}, {update_every} and {basis_share}"
+        )
+    check_no_filter(optimizer)
+    check_model(model)
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    layout = Layout(model, only=held)
+    check_parameters(optimizer, layout, model)
+    targets = (target_epsilon, target_delta, steps)
+    budget = _budget(noise_multiplier, targets, sample_rate, accountant)
+    given = [value is not None for value in (public, loss_fn)]
+    if given != [basis == "public"] * 2:
+        raise ValueError(
+            "basis='public' takes public=batches and loss_fn=...; the others take "
+            "neither"
+        )
+    options: dict[str, Any] = {"forget": forget}
+    options |= {"dtype": layout.dtype, "device": layout.device}
+    own: Basis = Nothing()
+    if rank > 0 and basis == "private":
+        own = Private(layout.dim, rank, update_every=update_every, **options)
+    elif rank > 0:
+        follows = _tracker(tracker, layout.dim, rank, options)
+        if public is not None and loss_fn is not None:
+            own = Public(follows, model, public, loss_fn, update_every)
+        else:
+            own = Released(follows, window, update_every)
+    private = PrivateFilter(
+        model,
+        optimizer,
+        layout,
+        own,
+        budget,
+        max_grad_norm=max_grad_norm,
+        basis_share=basis_share,
+        randomness=Randomness(generator),
+        expected_batch_size=expected_batch_size,
+        loss_reduction=loss_reduction,
+        after=after,
+        batch_dim=batch_dim,
+    )
+    call_before_step(optimizer, private)
+    return private
+
+
+def _tracker(name: str, dim: int, rank: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
+    if name not in TRACKERS:
+        raise ValueError(f"tracker must be one of {tuple(TRACKERS)}, got {name!r}")
+    return TRACKERS[name](dim, rank, **options)
+
+
+def _budget(
+    noise_multiplier: float | None,
+    targets: tuple[float | None, float | None, int | None],
+    sample_rate: float,
+    accountant: str,
+) -> Budget:
+    """With σ as it is given, or solved for the targets."""
+    epsilon, delta, steps = targets
+    if noise_multiplier is not None:
+        if epsilon is not None or delta is not None:
+            raise ValueError(
+                "give noise_multiplier, or target_epsilon with target_delta and steps, "
+                "but not both"
+            )
+        return Budget(noise_multiplier, sample_rate, accountant, steps)
+    if epsilon is None or delta is None or steps is None:
+        raise ValueError(
+            "give noise_multiplier, or all of target_epsilon, target_delta and steps; "
+            f"got {epsilon}, {delta} and {steps}"
+        )
+    sigma = noise_multiplier_for(epsilon, delta, steps, sample_rate, accountant)
+    return Budget(sigma, sample_rate, accountant, steps)

@@ -1,0 +1,94 @@
+"""Where a basis may come from when samples are private: three sources, no other.
+
+Shapes: U (D, K) the basis, r (D,) a released (noised) sum of clipped gradients over the
+expected batch size. A source sees public samples or releases, never private samples.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dome.privacy.errors import PrivacyError
+
+BASES = ("public", "released", "private")
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What a step has released, noise and all.
+
+    Attributes:
+        gradient: Σ clip(g) over the expected batch size, noised, shape (D,).
+        moment: Σ g̃ [g̃ᵀ U, C] / C² over the expected batch size, noised, shape
+            (D, K + 1); None on steps that did not release it.
+        moment_std: Standard deviation of the noise in ``moment``.
+    """
+
+    gradient: Tensor
+    moment: Tensor | None = None
+    moment_std: float = 0.0
+
+
+class Basis(Protocol):
+    """A source of directions; all it knows is public or released."""
+
+    @property
+    def filters_first(self) -> bool:
+        """Whether samples are filtered before they are clipped, or sums after noise."""
+
+    @property
+    def wants_moment(self) -> bool:
+        """Whether this step also releases a second moment, of private samples."""
+
+    def prepare(self) -> None:
+        """Get ready for a step; nothing of its samples is known."""
+
+    def directions(self) -> Tensor | None:
+        """U (D, K); None as long as there is none, and nothing is removed."""
+
+    def learn(self, release: Release) -> None:
+        """Learn from what a step released."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything needed to go on, as tensors."""
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from a saved state."""
+
+
+class Nothing:
+    """No directions: plain DP-SGD."""
+
+    filters_first = True
+    wants_moment = False
+
+    def prepare(self) -> None:
+        """Nothing."""
+
+    def directions(self) -> Tensor | None:
+        """None."""
+        return None
+
+    def learn(self, release: Release) -> None:
+        """Nothing."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Empty."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Nothing."""
+
+
+def check_basis(basis: Any) -> None:  # noqa: ANN401 (anything may be passed)
+    """Refuse every source of a basis but the three that keep privacy."""
+    if isinstance(basis, str) and basis in BASES:
+        return
+    raise PrivacyError(
+        f"basis={basis!r}: a basis that private samples turn is itself a release of "
+        f"them. What the filter removes shows it (the gradient has nothing left along "
+        f"it), and no noise covers that, so that epsilon would be understated without "
+        f"bound. Choose 'public' (a loader of public data), 'released' (past noised "
+        f"gradients, free) or 'private' (noised power iterations, paid for jointly)"
+    )

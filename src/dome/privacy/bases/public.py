@@ -1,0 +1,73 @@
+"""A basis from public samples, which costs no privacy."""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from dome.privacy.bases.protocol import Release
+from dome.samples import per_sample_gradients
+from dome.trackers import Tracker
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class Public:
+    """Directions of public samples, taken with the model as it is.
+
+    Args:
+        tracker: Follows their covariance.
+        model: The model that is trained; its parameters have been released.
+        batches: Public batches (x, y); started again when it ends.
+        loss_fn: Maps predictions and targets to a scalar mean.
+        update_every: Takes a public batch on every n-th step.
+    """
+
+    filters_first = True
+    wants_moment = False
+
+    def __init__(
+        self,
+        tracker: Tracker,
+        model: nn.Module,
+        batches: Iterable[tuple[Tensor, Tensor]],
+        loss_fn: Loss,
+        update_every: int = 1,
+    ) -> None:
+        self._tracker, self._model, self._loss_fn = tracker, model, loss_fn
+        self._batches, self._update_every = batches, update_every
+        self._running: Iterator[tuple[Tensor, Tensor]] = iter(())
+        self._num_steps = 0
+
+    def prepare(self) -> None:
+        """Turn the basis towards the next public batch."""
+        if self._num_steps % self._update_every == 0:
+            x, y = self._next()
+            grads = per_sample_gradients(self._model, self._loss_fn, x, y)
+            self._tracker.update(grads)
+        self._num_steps += 1
+
+    def _next(self) -> tuple[Tensor, Tensor]:
+        for batch in self._running:
+            return batch
+        self._running = iter(self._batches)
+        for batch in self._running:
+            return batch
+        raise ValueError("the loader of public data is empty, or can be read only once")
+
+    def directions(self) -> Tensor | None:
+        """U of the tracker."""
+        return self._tracker.basis
+
+    def learn(self, release: Release) -> None:
+        """Nothing: public samples are all it knows."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tracker's state."""
+        number = {"num_steps": torch.tensor(self._num_steps)}
+        return self._tracker.state_dict() | number
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on; the public loader starts from its beginning."""
+        self._tracker.load_state_dict(state)
+        self._num_steps = int(state["num_steps"])
