@@ -72,7 +72,13 @@ def test_a_penalty_changes_every_task_but_the_first(rank):
     assert without[1]["train_loss"] != with_it[1]["train_loss"]
 
 
-def test_a_run_that_diverges_goes_on_to_its_end(monkeypatch):
-    monkeypatch.setattr(continual, "_learn", lambda *_: float("nan"))
+@pytest.mark.parametrize("value", [float("nan"), 1e30])
+def test_a_run_that_diverges_goes_on_to_its_end(monkeypatch, value):
+    def explode(model, *_):
+        with torch.no_grad():
+            next(model.parameters()).fill_(value)
+        return value
+
+    monkeypatch.setattr(continual, "_learn", explode)
     rows = list(compute_continual(replace(RUN, penalty=1.0)))
     assert len(rows) == 5

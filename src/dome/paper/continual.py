@@ -5,7 +5,6 @@ and the answer is looked for among these two; "permuted" has all classes, and pi
 another order for each task.
 """
 
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from dome.paper.train import make_optimizer, start
 NUM_TASKS = 5
 FISHER_SAMPLES = 500
 CHUNK = 100  # samples whose gradients are taken at once
+DIVERGED = 1e4  # a loss beyond which there is nothing left to hold on to
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def compute_continual(run: Run) -> Iterator[Row]:
         optimizer = make_optimizer(model, run)
         filtering = _filter(model, optimizer, run, ewc)
         loss = _learn(model, optimizer, stage, run, order, ewc)
-        if ewc is not None and math.isfinite(loss):
+        if ewc is not None and not _has_diverged(model, stage):
             _consolidate(ewc, stage, order, filtering)
         if filtering is not None:
             filtering.detach()
@@ -97,6 +97,7 @@ def _filter(
         optimizer,
         run.rank,
         tracker=run.tracker,
+        update_every=run.update_every,
         after=() if ewc is None else ewc,
         generator=generator(run.seed, FIRST_BASIS),
     )
@@ -136,6 +137,12 @@ def _consolidate(
     chosen = torch.randperm(len(stage.train_x), generator=order)[:FISHER_SAMPLES]
     batches = [(stage.train_x[c], stage.train_y[c]) for c in chosen.split(CHUNK)]
     ewc.consolidate(stage.loss, batches, grad_filter=filtering)
+
+
+@torch.no_grad()
+def _has_diverged(model: nn.Module, stage: Stage) -> bool:
+    # Asked this way round, NaN has diverged too.
+    return not float(stage.loss(model(stage.test_x), stage.test_y)) < DIVERGED
 
 
 @torch.no_grad()
