@@ -4,7 +4,7 @@ from reference import gauss_newton, hessian, projector_distance
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dome.curvature import GaussNewton, Hessian, NotFiniteError, top_eigenpairs
+from dome.curvature import DegenerateMatrixError, GaussNewton, Hessian, top_eigenpairs
 
 CPU = torch.device("cpu")
 
@@ -110,5 +110,11 @@ def test_what_does_not_converge_says_what_to_do(rng):
 
 def test_products_that_are_not_finite_are_named():
     matrix = Explicit(torch.full((30, 30), torch.nan, dtype=torch.float64))
-    with pytest.raises(NotFiniteError, match="the model has diverged"):
+    with pytest.raises(DegenerateMatrixError, match="the model has diverged"):
+        top_eigenpairs(matrix, 2)
+
+
+def test_a_matrix_that_is_zero_is_named():
+    matrix = Explicit(torch.zeros(30, 30, dtype=torch.float64))
+    with pytest.raises(DegenerateMatrixError, match="The matrix is zero"):
         top_eigenpairs(matrix, 2)

@@ -9,7 +9,7 @@ Matrices are never formed: they are multiplied with vectors by ``torch.func``, a
 """
 
 from dome.curvature.covariance import Covariance
-from dome.curvature.eigenpairs import Eigenpairs, NotFiniteError, top_eigenpairs
+from dome.curvature.eigenpairs import DegenerateMatrixError, Eigenpairs, top_eigenpairs
 from dome.curvature.gauss_newton import GaussNewton
 from dome.curvature.hessian import Hessian
 from dome.curvature.matrix import Curvature
@@ -17,9 +17,9 @@ from dome.curvature.matrix import Curvature
 __all__ = [
     "Covariance",
     "Curvature",
+    "DegenerateMatrixError",
     "Eigenpairs",
     "GaussNewton",
     "Hessian",
-    "NotFiniteError",
     "top_eigenpairs",
 ]

@@ -12,8 +12,8 @@ from dome.curvature.matrix import Curvature
 SEED = 0x63757276  # of the first vector, where no generator is given
 
 
-class NotFiniteError(RuntimeError):
-    """A product with a matrix is not finite."""
+class DegenerateMatrixError(RuntimeError):
+    """A matrix has no leading eigenpairs: it is zero, or not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def top_eigenpairs(
 
     Raises:
         RuntimeError: If some eigenpairs have not converged.
-        NotFiniteError: If a product is not finite.
+        DegenerateMatrixError: If the matrix is zero, or a product not finite.
     """
     linalg, D = _scipy(), matrix.dim
     if not 1 <= num < D:
@@ -114,6 +114,11 @@ def top_eigenpairs(
             f"than {tolerance:g}, more max_products than {limit}, or more num_vectors "
             f"than {width}"
         ) from error
+    except linalg.ArpackError as error:
+        raise DegenerateMatrixError(
+            f"{error} The matrix is zero, or nearly: the loss has no curvature at "
+            f"these weights, as when every prediction is certain"
+        ) from error
     order = values.argsort()[::-1]
     return Eigenpairs(
         values=torch.from_numpy(values[order].copy()).to(matrix.device),
@@ -134,7 +139,7 @@ class _Counter:
         v = torch.from_numpy(vector.reshape(-1).copy()).to(self._matrix.device)
         product = self._matrix @ v
         if not product.isfinite().all():
-            raise NotFiniteError(
+            raise DegenerateMatrixError(
                 "a product with the matrix is not finite: the model has diverged, or "
                 "overflows at this precision"
             )

@@ -12,7 +12,13 @@ from torch.nn.functional import cross_entropy
 
 import dome
 from dome.angles import principal_angles, subspace_overlap
-from dome.curvature import Curvature, GaussNewton, Hessian, top_eigenpairs
+from dome.curvature import (
+    Curvature,
+    DegenerateMatrixError,
+    GaussNewton,
+    Hessian,
+    top_eigenpairs,
+)
 from dome.diagnostics import covariance_eigenpairs, rms_sine
 from dome.paper.outliers import CURVATURE_BATCH, CURVATURE_SAMPLES, TOLERANCE
 from dome.paper.rows import Row
@@ -159,24 +165,36 @@ def _covariance(model: nn.Module, samples: Samples, rank: int) -> Tensor | None:
         dome.per_sample_gradients(model, cross_entropy, x, y)
         for x, y in zip(*parts, strict=True)
     ]
-    return covariance_eigenpairs(torch.cat(grads), rank)[1]
+    try:
+        return covariance_eigenpairs(torch.cat(grads), rank)[1]
+    except ValueError:  # so certain of everything that few gradients are left
+        return None
 
 
 def _curvature(
     model: nn.Module, samples: Samples, num: int
 ) -> dict[str, Tensor | None]:
     """Leading eigenvectors of both matrices, (D, num) each; None as above."""
-    if not _is_finite(model):
-        return dict.fromkeys(MATRICES)
-    loss, size = cross_entropy, CURVATURE_BATCH
-    matrices: dict[str, Curvature] = {
-        name: matrix(model, loss, samples, batch_size=size, keep_graphs=True)
+    return {
+        name: _leading(
+            matrix(
+                model,
+                cross_entropy,
+                samples,
+                batch_size=CURVATURE_BATCH,
+                keep_graphs=True,
+            ),
+            num,
+        )
         for name, matrix in MATRICES.items()
     }
-    return {
-        name: top_eigenpairs(matrix, num, tolerance=TOLERANCE).vectors
-        for name, matrix in matrices.items()
-    }
+
+
+def _leading(matrix: Curvature, num: int) -> Tensor | None:
+    try:
+        return top_eigenpairs(matrix, num, tolerance=TOLERANCE).vectors
+    except DegenerateMatrixError:
+        return None
 
 
 def _is_finite(model: nn.Module) -> bool:

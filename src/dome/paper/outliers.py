@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from dome.curvature import Hessian, NotFiniteError, top_eigenpairs
+from dome.curvature import DegenerateMatrixError, Hessian, top_eigenpairs
 
 CURVATURE_SAMPLES = 500  # training samples that curvature is computed over
 CURVATURE_BATCH = 250
@@ -40,7 +40,7 @@ class HessianOutliers:
         A run that diverges keeps the last eigenspace there was.
         """
         if self._num_steps % self._every == 0:
-            with suppress(NotFiniteError):
+            with suppress(DegenerateMatrixError):
                 self._vectors = self._leading_vectors(gradient.dtype)
         self._num_steps += 1
         V = self._vectors
