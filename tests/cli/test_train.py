@@ -30,7 +30,10 @@ def test_shows_a_line_an_epoch_under_a_heading():
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
     start = next(i for i, line in enumerate(lines) if "train loss" in line)
-    assert "resnet8 on digits, rank 3 removes span, rate 10" in lines[start - 1]
+    assert (
+        "resnet8 on digits, rank 3 removes span, gaussian at rate 10"
+        in lines[start - 1]
+    )
     assert [line.split()[0] for line in lines[start + 1 : start + 3]] == ["1", "2"]
     assert max(map(len, lines[start : start + 3])) <= 80
 
