@@ -53,7 +53,7 @@ def test_overlaps_are_those_of_explicit_matrices_at_the_same_weights(
         assert row["step"] == 8
         assert row["chance"] == 9 / 24
         assert row["num_samples"] == 36
-        if row["basis"] == "covariance":
+        if row["subspace"] == "covariance":
             exact = twins[row["matrix"]](model, cross_entropy, *samples)
             expected = overlap(covariance, leading(exact, row["num"]))
             # Eigenvectors are returned in float32.
@@ -68,7 +68,7 @@ def test_drift_is_measured_from_each_anchor_at_each_lag(monkeypatch):
     rows = list(compute_drift(run))
     expected = {(2, 1), (2, 3), (5, 1), (5, 3)}
     for name in ("tracked", "covariance"):
-        mine = [row for row in rows if row["basis"] == name]
+        mine = [row for row in rows if row["subspace"] == name]
         assert [(row["anchor"], row["lag"]) for row in mine] == sorted(
             expected, key=lambda pair: (sum(pair), pair)
         )
@@ -77,7 +77,7 @@ def test_drift_is_measured_from_each_anchor_at_each_lag(monkeypatch):
     for row in rows:
         assert row["step"] == row["anchor"] + row["lag"]
         assert row["rms_sine"] ** 2 == pytest.approx(1 - row["overlap"], abs=1e-6)
-        if row["basis"] == "tracked":
+        if row["subspace"] == "tracked":
             twin = overlap(bases[row["anchor"]], bases[row["step"]])
             assert row["overlap"] == pytest.approx(twin, abs=1e-6)
 

@@ -61,7 +61,7 @@ def compute_alignment(run: Run) -> Iterator[Row]:
                 epoch=step.epoch,
                 step=step.number,
                 matrix=matrix,
-                basis=name,
+                subspace=name,
                 num=num,
                 overlap=_overlap(bases[name], curvature[matrix], num),
                 chance=(run.rank or 0) / num_parameters,
@@ -118,7 +118,7 @@ def _drift_row(
         step=step.number,
         anchor=anchor,
         lag=step.number - anchor,
-        basis=name,
+        subspace=name,
         num_samples=DRIFT_SAMPLES,
     )
     if before is None or now is None:

@@ -28,7 +28,7 @@ def aligned(tracked, covariance=0.8, scatter=SCATTER):
             "step": 62 * epoch,
             "matrix": matrix,
             "num": num,
-            "basis": basis,
+            "subspace": basis,
             "chance": 0.004,
             "num_samples": 500,
             "overlap": shift + (covariance if basis == "covariance" else overlap),
@@ -78,7 +78,7 @@ def drifting(left, scatter=SCATTER):
             "step": anchor + lag,
             "anchor": anchor,
             "lag": lag,
-            "basis": basis,
+            "subspace": basis,
             "num_samples": 300,
             "overlap": left(lr, lag) + shift,
         }

@@ -175,7 +175,7 @@ def _chosen(
     rows: Sequence[Row], matrix: str, index: int, arm: str, basis: str
 ) -> list[Row]:
     """The rows of C (index 0) or C² (1) eigenvectors of a matrix, and one basis."""
-    mine = select(rows, matrix=matrix, arm=arm, basis=basis)
+    mine = select(rows, matrix=matrix, arm=arm, subspace=basis)
     numbers = distinct(mine, "num")
     return select(mine, num=int(numbers[index])) if numbers else []
 
@@ -185,7 +185,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row]) -> None:
         distinct(rows, "num"), ("C", "C²"), drawing.PALETTE, strict=False
     ):
         for basis, dash in zip(BASES, ("-", ":"), strict=True):
-            mine = select(rows, num=int(num), basis=basis)
+            mine = select(rows, num=int(num), subspace=basis)
             drawing.draw_line(
                 axes,
                 distinct(mine, "step"),

@@ -78,7 +78,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     figure, grid = drawing.canvas(len(anchors), 2, drawing.PAGE, 0.4 + 2 * len(anchors))
     for panels, anchor in zip(grid, anchors, strict=True):
         for axes, (basis, name) in zip(panels, BASES.items(), strict=True):
-            _draw_panel(axes, select(rows, anchor=int(anchor), basis=basis))
+            _draw_panel(axes, select(rows, anchor=int(anchor), subspace=basis))
             title = name if anchor == anchors[0] else ""
             drawing.label(axes, "steps waited", "overlap left", title)
         drawing.name_row(panels[0], f"from step {anchor:.0f} on")
@@ -140,7 +140,7 @@ def _left(
 def _ends(
     rows: Sequence[Row], basis: str, anchor: int, lag: int, lr: float
 ) -> dict[int, float]:
-    mine = select(rows, basis=basis, anchor=anchor, lag=lag, lr=lr)
+    mine = select(rows, subspace=basis, anchor=anchor, lag=lag, lr=lr)
     return ends(mine, "overlap")
 
 
