@@ -145,20 +145,25 @@ class _TensorBoard:
 
     def __init__(self, path: Path, prefix: str) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from torch.utils.tensorboard import FileWriter
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"{path} is a folder, for TensorBoard, which is not installed: pip "
                 f"install 'dome-torch[tensorboard]', or give a file .csv or .jsonl"
             ) from error
-        self._writer: Any = SummaryWriter(str(path))
+        self._writer: Any = FileWriter(str(path))
+        self._summary: Any = Summary
         self._prefix = prefix
 
     def write(self, record: Record) -> None:
-        step = record[STEP]
-        for name, value in record.items():
-            if name != STEP and not _is_lost(value):
-                self._writer.add_scalar(f"{self._prefix}/{name}", value, step)
+        # One event for all numbers: one each, as add_scalar makes, takes longer.
+        values = [
+            self._summary.Value(tag=f"{self._prefix}/{name}", simple_value=value)
+            for name, value in record.items()
+            if name != STEP and not _is_lost(value)
+        ]
+        self._writer.add_summary(self._summary(value=values), record[STEP])
 
     def close(self) -> None:
         self._writer.close()

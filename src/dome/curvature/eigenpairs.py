@@ -66,8 +66,8 @@ def top_eigenpairs(
 ) -> Eigenpairs:
     """The algebraically largest eigenvalues of a symmetric matrix, and their vectors.
 
-    Takes scipy. About 3 ``num`` products where the eigenvalues lie apart; many more
-    where they do not, because the last ones are then hardly determined. Holds
+    Takes scipy. Two to five times ``num`` products where the eigenvalues lie apart,
+    many more where they do not: the last ones are then hardly determined. Holds
     ``num_vectors`` vectors of D float64 numbers.
 
     Args:

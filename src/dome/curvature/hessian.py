@@ -21,7 +21,7 @@ class Hessian:
 
         H v = ∂/∂θ ⟨∇L(θ), v⟩
 
-    A product costs two to three gradients of the same samples. Batch norm must be in
+    A product costs about two gradients of the same samples. Batch norm must be in
     evaluation mode.
 
     Args:

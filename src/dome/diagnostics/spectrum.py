@@ -23,7 +23,7 @@ from dome.diagnostics.rank import (
 from dome.samples import per_sample_gradients
 
 COLUMNS = 8192  # of the Gram matrix's sum, converted to float64 at once
-MOST_SAMPLES = 5000  # an N x N eigenvalue problem of this size takes a minute
+MOST_SAMPLES = 5000  # whose N x N matrix takes 200 MB, beside their gradients
 
 
 @dataclass(frozen=True, slots=True)

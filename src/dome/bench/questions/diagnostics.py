@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,8 +76,8 @@ def compute(config: Config, tell: Tell) -> list[Row]:
     for i, batch_size in enumerate(config.batch_sizes):
         what = f"diagnostics, B = {batch_size}"
         told = portion(tell, what, i, len(config.batch_sizes))
-        with tempfile.TemporaryDirectory() as folder:
-            variants = _variants(config, batch_size, Path(folder))
+        with tempfile.TemporaryDirectory() as folder, ExitStack() as files:
+            variants = _variants(config, batch_size, Path(folder), files)
             rounds = measure(variants, config.pace, told)
         for name in (v.name for v in variants if v.name != STEP):
             spent = DRIFT_EVERY if name == DRIFT else 1
@@ -98,7 +99,9 @@ def compute(config: Config, tell: Tell) -> list[Row]:
     return rows
 
 
-def _variants(config: Config, batch_size: int, folder: Path) -> list[Variant]:
+def _variants(
+    config: Config, batch_size: int, folder: Path, files: ExitStack
+) -> list[Variant]:
     loop = Loop(config.setting, batch_size)
     grad_filter = dome.attach(loop.model, loop.optimizer, config.rank)
     (tracker,) = grad_filter.trackers.values()
@@ -112,7 +115,7 @@ def _variants(config: Config, batch_size: int, folder: Path) -> list[Variant]:
         return Variant(name, run, num_settle=0, num_warmup=0)
 
     def recorded(path: Path) -> Callable[[], object]:
-        recorder = dome.Recorder(path)
+        recorder = files.enter_context(dome.Recorder(path))
         return lambda: recorder.record(grad_filter, loss=0.5)
 
     def compared() -> object:

@@ -7,9 +7,9 @@ samples, and it is measured how much of them lies in the tracked U, and in as ma
 leading eigenvectors of the covariance of those samples' gradients: what a tracker that
 lags behind would lose.
 
-Scale cpu: a network of linear layers instead of a ResNet-8, whose C² Hessian
-eigenvectors take several minutes each time; 2,000 training images, B = 32, 8 epochs, 3
-seeds. Measured: 70 s of processor time a run.
+Scale cpu: a network of linear layers instead of a ResNet-8, of which 128 samples' C²
+Hessian eigenvectors had not converged after several minutes; 2,000 training images,
+B = 32, 8 epochs, 3 seeds. A run took about 45 s of one core: 5 core-minutes in all.
 """
 
 from collections.abc import Iterator, Sequence
