@@ -149,10 +149,21 @@ def _interrupts_held_back() -> Iterator[None]:
         return
     resource_tracker.ensure_running()  # its start would lift the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Another thread, such as a progress bar's, may take the signal: Python would raise
+    # here all the same, between the start of a process and what it is to be told.
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT)
+    if is_main and handler is not None:
+        signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
         yield
     finally:
+        if is_main and handler is not None:
+            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _work(compute: Callable[[Any], Iterable[Any]], connection: Connection) -> None:
