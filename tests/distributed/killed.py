@@ -43,6 +43,7 @@ def main():
                 save(folder / "state.pt", model, optimizer, state)
     if place.rank == 0:
         torch.save(flat(model), folder / "end.pt")
+    dist.barrier()  # the first worker has the store: it must not leave before others
     dist.destroy_process_group()
 
 

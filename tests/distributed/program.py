@@ -38,6 +38,7 @@ def main():
         if results[name] != "passed":
             # The others wait in vain: they end with an error of their own.
             sys.exit(1)
+    dist.barrier()  # the first worker has the store: it must not leave before others
     dist.destroy_process_group()
 
 

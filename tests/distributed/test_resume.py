@@ -42,12 +42,10 @@ def test_a_run_saved_on_workers_goes_on_in_one_process(
 
 
 def test_after_a_worker_is_killed_training_resumes_from_the_last_checkpoint(tmp_path):
-    done = torchrun(HERE / "killed.py", tmp_path, workers=2, restarts=4)
+    done = torchrun(HERE / "killed.py", tmp_path, workers=2, restarts=1)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     notes = (tmp_path / "notes").read_text().splitlines()
-    assert notes[:3] == ["started at 0", "killed at 7", "started at 6"]
-    # gloo now and then aborts while it connects anew: torchrun then starts once more.
-    assert set(notes[3:]) <= {"started at 6", "started at 9"}
+    assert notes == ["started at 0", "killed at 7", "started at 6"]
     model = small_classifier()
     optimizer = sgd(model)
     dome.attach(model, optimizer, rank=6)
