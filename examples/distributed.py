@@ -92,6 +92,7 @@ def main():
                 f"{1e3 * computing:>11.0f}{accuracy:>10.3f}",
                 flush=True,
             )
+    dist.barrier()  # the first worker has the store: it must not leave before others
     dist.destroy_process_group()
 
 

@@ -92,6 +92,7 @@ def main():
         dist.all_gather(everyone, trained)
         if dist.get_rank() == 0:
             torch.save(everyone, folder / f"{way.__name__}.pt")
+    dist.barrier()  # the first worker has the store: it must not leave before others
     dist.destroy_process_group()
 
 
