@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dome import linalg
 from dome.linalg import Products, compute_dtype
+from dome.pages import large_zeros
 from dome.shard import Total, alone
 
 TRIANGULAR_COLUMNS = 64  # from which the zero quarter of a triangular P is left out
@@ -49,7 +50,7 @@ class Tall:
         total: Total = alone,
     ) -> None:
         self._total = total
-        self._stored = torch.zeros(dim, width, dtype=dtype, device=device)
+        self._stored = large_zeros((dim, width), dtype, device)
         self._room = self._stored.new_empty(0, dim, dtype=compute_dtype(dtype))
         self._num_waiting = 0
         self._Q = self._no_mix()
@@ -144,7 +145,7 @@ class Tall:
         self._stored.copy_(state["basis"])
         W, most = state["waiting"], int(state["most_waiting"])
         if most != len(self._room):
-            self._room = self._room.new_empty(most, len(self._stored))
+            self._make_room(most)
         self._num_waiting = len(W)
         self._room[: len(W)] = W
         self._Q = state["mix"].to(self._Q, copy=True)
@@ -156,13 +157,17 @@ class Tall:
         width = self._stored.shape[1]
         return self._stored.new_empty(0, width, dtype=torch.float64)
 
+    def _make_room(self, num_rows: int) -> None:
+        shape = (num_rows, len(self._stored))
+        self._room = large_zeros(shape, self._room.dtype, self._room.device)
+
     def _has_room(self, num_rows: int) -> bool:
         """Whether so many rows may wait; makes the room when they are the first."""
         if self._stored.dtype != self._room.dtype:
             return False  # 16-bit storage is for saving memory
         if not len(self._room):
             most = waiting_rows(self._stored.shape[1], num_rows)
-            self._room = self._room.new_empty(most, len(self._stored))
+            self._make_room(most)
         return self._num_waiting + num_rows <= len(self._room)
 
     def _wait(self, P: Tensor, E: Tensor, G: Tensor, M: Tensor) -> None:

@@ -6,8 +6,9 @@ from reference import gauss_newton, gradient_covariance, hessian
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from dome.paper import looking, train
-from dome.paper.looking import compute_alignment, compute_drift
+from dome.paper import alignment, drift, train
+from dome.paper.alignment import compute_alignment
+from dome.paper.drift import compute_drift
 from dome.paper.run import Run
 from dome.paper.tasks.task import Task
 from dome.paper.train import trained_model, training
@@ -39,7 +40,7 @@ def overlap(V, W):
 def test_overlaps_are_those_of_explicit_matrices_at_the_same_weights(
     removes, task, monkeypatch
 ):
-    monkeypatch.setattr(looking, "TOLERANCE", 1e-10)
+    monkeypatch.setattr(alignment, "TOLERANCE", 1e-10)
     run = replace(RUN, removes=removes, lr=0.5)
     rows = list(compute_alignment(run))
     assert {row["epoch"] for row in rows} == {1, 2}
@@ -62,8 +63,8 @@ def test_overlaps_are_those_of_explicit_matrices_at_the_same_weights(
 
 
 def test_drift_is_measured_from_each_anchor_at_each_lag(monkeypatch):
-    monkeypatch.setattr(looking, "ANCHORS", (2, 5))
-    monkeypatch.setattr(looking, "LAGS", (1, 3, 20))
+    monkeypatch.setattr(drift, "ANCHORS", (2, 5))
+    monkeypatch.setattr(drift, "LAGS", (1, 3, 20))
     run = replace(RUN, rank=4)
     rows = list(compute_drift(run))
     expected = {(2, 1), (2, 3), (5, 1), (5, 3)}
@@ -84,7 +85,7 @@ def test_drift_is_measured_from_each_anchor_at_each_lag(monkeypatch):
 
 @pytest.mark.parametrize("compute", [compute_alignment, compute_drift])
 def test_a_run_that_diverges_has_rows_without_numbers(compute, monkeypatch):
-    monkeypatch.setattr(looking, "ANCHORS", (6,))
+    monkeypatch.setattr(drift, "ANCHORS", (6,))
     rows = list(compute(replace(RUN, lr=1e308, momentum=0.9)))
     assert rows
     assert rows[-1]["overlap"] is None

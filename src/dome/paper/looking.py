@@ -1,143 +1,20 @@
-"""Looks into a run: its tracked basis beside exact eigenspaces of the same weights.
-
-Letters: C classes, D parameters; a basis or eigenspace is (D, K).
-"""
-
-import time
-from collections.abc import Iterator
+"""What a look into a run compares: its tracked basis, and an exact one beside it."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import dome
-from dome.angles import principal_angles, subspace_overlap
-from dome.curvature import (
-    Curvature,
-    DegenerateMatrixError,
-    GaussNewton,
-    Hessian,
-    top_eigenpairs,
-)
-from dome.diagnostics import covariance_eigenpairs, rms_sine
-from dome.paper.outliers import CURVATURE_BATCH, CURVATURE_SAMPLES, TOLERANCE
-from dome.paper.rows import Row
-from dome.paper.run import Run
-from dome.paper.tasks.selection import some_samples
-from dome.paper.train import Step, training
+from dome.diagnostics import covariance_eigenpairs
+from dome.paper.outliers import CURVATURE_BATCH
+from dome.paper.train import Step
 
 Samples = tuple[Tensor, Tensor]
 
 TRACKED, COVARIANCE = "tracked", "covariance"
-HESSIAN, GAUSS_NEWTON = "hessian", "gauss_newton"
-MATRICES: dict[str, type[Hessian] | type[GaussNewton]] = {
-    HESSIAN: Hessian,
-    GAUSS_NEWTON: GaussNewton,
-}
-DRIFT_SAMPLES = 300  # whose covariance is followed beside the tracked basis
-ANCHORS = (20, 200)  # steps at which the waiting begins
-LAGS = (1, 3, 10, 30, 100, 200)  # steps that are waited
 
 
-def compute_alignment(run: Run) -> Iterator[Row]:
-    """Train, and after epochs 1, 2, 4, ... compare the basis with the curvature.
-
-    Yields:
-        A row for each matrix, number of its leading eigenvectors (C or C²) and basis:
-        the tracked U, or as many leading eigenvectors of the gradient covariance of the
-        very samples that the curvature is computed over.
-    """
-    model, task, steps = training(run)
-    samples = _on(model, some_samples(task, CURVATURE_SAMPLES))
-    C, num_parameters = task.num_classes, sum(p.numel() for p in model.parameters())
-    num_steps, started = len(task.train_x) // run.batch_size, time.perf_counter()
-    for step in steps:
-        if not _is_looked_at(step, num_steps):
-            continue
-        bases = _bases(step, model, samples, run.rank)
-        curvature = _curvature(model, samples, C * C)
-        rows = [
-            Row(
-                epoch=step.epoch,
-                step=step.number,
-                matrix=matrix,
-                subspace=name,
-                num=num,
-                overlap=_overlap(bases[name], curvature[matrix], num),
-                chance=(run.rank or 0) / num_parameters,
-                num_samples=len(samples[0]),
-            )
-            for matrix in MATRICES
-            for num in (C, C * C)
-            for name in (TRACKED, COVARIANCE)
-        ]
-        now = time.perf_counter()
-        seconds, started = (now - started) / len(rows), now
-        for row in rows:
-            yield Row(**run.columns(), **row, seconds=seconds)
-
-
-def compute_drift(run: Run) -> Iterator[Row]:
-    """Train, and compare the basis with what it was some steps ago.
-
-    Yields:
-        A row for each time at which the waiting begins (or the last such step there
-        is), number of steps waited, and basis: the tracked U, or as many leading
-        eigenvectors of the gradient covariance of the same few samples.
-    """
-    model, task, steps = training(run)
-    samples = _on(model, some_samples(task, DRIFT_SAMPLES))
-    seen: dict[int, dict[str, Tensor | None]] = {}
-    wanted = {a + lag for a in ANCHORS for lag in (0, *LAGS)}
-    started = time.perf_counter()
-    for step in steps:
-        if step.number not in wanted:
-            continue
-        now = _bases(step, model, samples, run.rank)
-        rows = [
-            _drift_row(step, anchor, name, before[name], basis)
-            for anchor, before in seen.items()
-            if step.number - anchor in LAGS
-            for name, basis in now.items()
-        ]
-        if step.number in ANCHORS:
-            seen[step.number] = now
-        if not rows:
-            continue
-        end = time.perf_counter()
-        seconds, started = (end - started) / len(rows), end
-        for row in rows:
-            yield Row(**run.columns(), **row, seconds=seconds)
-
-
-def _drift_row(
-    step: Step, anchor: int, name: str, before: Tensor | None, now: Tensor | None
-) -> Row:
-    where = Row(
-        epoch=step.epoch,
-        step=step.number,
-        anchor=anchor,
-        lag=step.number - anchor,
-        subspace=name,
-        num_samples=DRIFT_SAMPLES,
-    )
-    if before is None or now is None:
-        return where | Row(overlap=None, rms_sine=None, largest_angle=None)
-    angles = principal_angles(before, now)
-    return where | Row(
-        overlap=float(angles.cos().square().mean()),
-        rms_sine=rms_sine(angles),
-        largest_angle=float(angles[-1]),
-    )
-
-
-def _overlap(basis: Tensor | None, vectors: Tensor | None, num: int) -> float | None:
-    if basis is None or vectors is None:
-        return None
-    return subspace_overlap(basis, vectors[:, :num])
-
-
-def _bases(
+def both_bases(
     step: Step, model: nn.Module, samples: Samples, rank: int | None
 ) -> dict[str, Tensor | None]:
     """Both bases, (D, rank) each; None where the run has diverged."""
@@ -148,12 +25,6 @@ def _bases(
         TRACKED: tracker.basis.clone(),
         COVARIANCE: _covariance(model, samples, rank),
     }
-
-
-def _is_looked_at(step: Step, num_steps: int) -> bool:
-    """Whether a step is the last of epoch 1, 2, 4, 8, ..."""
-    is_power = step.epoch & (step.epoch - 1) == 0
-    return is_power and step.number == step.epoch * num_steps
 
 
 def _covariance(model: nn.Module, samples: Samples, rank: int) -> Tensor | None:
@@ -171,37 +42,12 @@ def _covariance(model: nn.Module, samples: Samples, rank: int) -> Tensor | None:
         return None
 
 
-def _curvature(
-    model: nn.Module, samples: Samples, num: int
-) -> dict[str, Tensor | None]:
-    """Leading eigenvectors of both matrices, (D, num) each; None as above."""
-    return {
-        name: _leading(
-            matrix(
-                model,
-                cross_entropy,
-                samples,
-                batch_size=CURVATURE_BATCH,
-                keep_graphs=True,
-            ),
-            num,
-        )
-        for name, matrix in MATRICES.items()
-    }
-
-
-def _leading(matrix: Curvature, num: int) -> Tensor | None:
-    try:
-        return top_eigenpairs(matrix, num, tolerance=TOLERANCE).vectors
-    except DegenerateMatrixError:
-        return None
-
-
 def _is_finite(model: nn.Module) -> bool:
     return all(bool(p.isfinite().all()) for p in model.parameters())
 
 
-def _on(model: nn.Module, samples: Samples) -> Samples:
+def on_device_of(model: nn.Module, samples: Samples) -> Samples:
+    """The same samples where the model is."""
     device = next(model.parameters()).device
     x, y = samples
     return x.to(device), y.to(device)

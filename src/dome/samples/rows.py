@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dome.layout import Layout, Slot
+from dome.pages import large_zeros
 from dome.samples.engine import Leaves, Reach, current_backward, has_gradient
 
 
@@ -133,9 +134,7 @@ class Rows:
             ):
                 return self._spare.pop(i)
         self._spare.clear()
-        return like.new_empty(
-            (batch, self.layout.dim), dtype=dtype, requires_grad=False
-        )
+        return large_zeros((batch, self.layout.dim), dtype, like.device)
 
     def _check_complete(self, grads: Sequence[Tensor | None]) -> None:
         written = set().union(*(group.written for group in self._groups.values()))

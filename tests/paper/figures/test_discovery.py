@@ -75,3 +75,14 @@ def test_figures_share_their_runs(scale):
     assert harsh < runs("ext00")
     if scale != "smoke":
         assert {run for run in harsh if run.rate == 1000} < runs("fig04")
+
+
+def test_rows_of_different_kinds_come_from_modules_of_different_names():
+    # Rows are found again by their run and by the name of the module that made them.
+    made = {}
+    for name in figure_names():
+        compute = load_figure(name).compute_run
+        made.setdefault(compute.__module__.rpartition(".")[2], set()).add(compute)
+    assert {kind: len(functions) for kind, functions in made.items()} == dict.fromkeys(
+        made, 1
+    )

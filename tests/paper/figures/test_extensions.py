@@ -4,8 +4,8 @@ import pytest
 from paper.figures.made import SCATTER, seeds
 
 from dome.paper.claims import FAILS, HOLDS, UNDECIDED
+from dome.paper.drift import ANCHORS, LAGS
 from dome.paper.figures import load_figure
-from dome.paper.looking import ANCHORS, LAGS
 
 WIDE = (-0.4, 0.0, 0.4)
 

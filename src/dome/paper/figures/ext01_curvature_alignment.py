@@ -19,15 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dome.paper import drawing
+from dome.paper.alignment import GAUSS_NEWTON, HESSIAN, compute_alignment
 from dome.paper.claims import Claim, Finding, above, claim, missing, paired
 from dome.paper.dynamics import both_arms
-from dome.paper.looking import (
-    COVARIANCE,
-    GAUSS_NEWTON,
-    HESSIAN,
-    TRACKED,
-    compute_alignment,
-)
+from dome.paper.looking import COVARIANCE, TRACKED
 from dome.paper.rows import Row
 from dome.paper.run import FILTERED, PLAIN, Run
 from dome.paper.series import averages, curves, distinct, ends, number, select, stacked

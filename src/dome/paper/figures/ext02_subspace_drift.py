@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 
 from dome.paper import drawing
 from dome.paper.claims import Claim, Finding, above, claim, missing, paired
+from dome.paper.drift import compute_drift
 from dome.paper.figures import ext01_curvature_alignment as ext01
-from dome.paper.looking import COVARIANCE, TRACKED, compute_drift
+from dome.paper.looking import COVARIANCE, TRACKED
 from dome.paper.rows import Row
 from dome.paper.run import Run
 from dome.paper.series import distinct, ends, number, select
