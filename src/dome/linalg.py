@@ -110,7 +110,7 @@ def _weighted_rows(weights: Tensor, U: Tensor) -> Tensor:
     A product with a vector waits for memory on every row; the sums over bags of an
     embedding fetch ahead, and take a half to a third of the time on a CPU.
     """
-    index, _ = _positions(len(U))
+    index = _positions(len(U))
     starts = index[::PIECE_ROWS].contiguous()
     # Not through ``functional``, whose checks take a fifth of the time.
     sums, *_ = torch.embedding_bag(U, index, starts, False, 0, False, weights[0])
@@ -119,41 +119,42 @@ def _weighted_rows(weights: Tensor, U: Tensor) -> Tensor:
 
 def subtract_combination(gradient: Tensor, U: Tensor, c: Tensor) -> Tensor:
     """g − U c for a gradient of shape (D,) and coordinates (K,)."""
-    result, dtype = torch.empty_like(gradient), compute_dtype(U.dtype)
-    c = c.to(dtype)
+    dtype = compute_dtype(U.dtype)
+    # Copied first, on all threads: a bag's kernel leaves the upper halves of vector
+    # registers in use, and products would crawl until another kernel clears them.
+    result, c = gradient.clone(), c.to(dtype)
     for rows in _readable_blocks(U, gradient):
-        g, block = gradient[rows].to(dtype), U[rows].to(dtype)
-        if U.device.type == "cpu":
-            torch.sub(g, _row_products(block, c), out=result[rows])
-        else:
-            result[rows] = torch.addmv(g, block, c, alpha=-1)
+        block = U[rows].to(dtype)
+        on_cpu = U.device.type == "cpu"
+        result[rows].sub_(_row_products(block, c) if on_cpu else block @ c)
     return result
 
 
 def _row_products(U: Tensor, c: Tensor) -> Tensor:
-    """U c on a CPU, on all threads.
-
-    A product with a vector runs on one of them. What a bag's gradient gives to the
-    weights of its rows is the same numbers, and takes two thirds of the time that a
-    batch of short products takes.
-    """
-    index, bag = _positions(len(U))
-    return torch.ops.aten._embedding_bag_per_sample_weights_backward(
-        c[None], U, index, bag[:1], bag, 0
-    )
-
-
-def _positions(num_rows: int) -> tuple[Tensor, Tensor]:
-    """0, 1, 2, ... and as many zeros, for operations on embeddings of a CPU."""
-    index, zeros = _many_positions(-(-num_rows // PIECE_ROWS) * PIECE_ROWS)
-    return index[:num_rows], zeros[:num_rows]
+    """U c on a CPU, on all threads, where a product with a vector runs on one."""
+    length = min(PIECE_ROWS, len(U))
+    num = len(U) // length if length else 0
+    end = num * length
+    # The transpose of a row and not a column: torch goes by strides, and takes a path
+    # for the one that is six times as fast as that for the other.
+    column = c.expand(num, 1, -1).mT
+    result = U.new_empty(len(U))
+    pieces = U[:end].unflatten(0, (num, length))
+    torch.bmm(pieces, column, out=result[:end].view(num, length, 1))
+    if end < len(U):
+        torch.mv(U[end:], c, out=result[end:])
+    return result
 
 
 @lru_cache(maxsize=8)
-def _many_positions(num_rows: int) -> tuple[Tensor, Tensor]:
+def _many_positions(num_rows: int) -> Tensor:
     with torch.inference_mode(False):
-        index = torch.arange(num_rows, dtype=torch.int32, device="cpu")
-        return index, torch.zeros_like(index)
+        return torch.arange(num_rows, device="cpu")
+
+
+def _positions(num_rows: int) -> Tensor:
+    """0, 1, 2, ..., for operations on embeddings of a CPU."""
+    return _many_positions(-(-num_rows // PIECE_ROWS) * PIECE_ROWS)[:num_rows]
 
 
 @dataclass(frozen=True, slots=True)
