@@ -15,12 +15,14 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from dome import linalg
 from dome.linalg import Products, compute_dtype
 from dome.pages import large_zeros
 from dome.shard import Total, alone
 
+LEAST_COLUMNS = 16
 TRIANGULAR_COLUMNS = 64  # from which the zero quarter of a triangular P is left out
 WAITING_SHARE = 0.14  # of the K + B rows that U and the samples are; may wait
 
@@ -187,9 +189,15 @@ class Tall:
     ) -> None:
         """S ← S P + Wᵀ E + Hᵀ M, a block of rows at a time."""
         dtype, W = self._room.dtype, self._waiting()
-        product, E = _Product(P.to(dtype)), E.to(dtype)
-        M = None if M is None else M.to(dtype)
-        scratch = self._room.new_empty(min(linalg.BLOCK_ROWS, len(W.T)), len(P))
+        width = len(P)
+        # Kernels take as long for a few columns as for sixteen, or longer.
+        extra = (0, max(LEAST_COLUMNS - width, 0))
+        P = P.to(dtype)
+        product = _Product(P if P.dim() == 1 else pad(P, extra))
+        E = pad(E.to(dtype), extra)
+        M = None if M is None else pad(M.to(dtype), extra)
+        num_rows = min(linalg.BLOCK_ROWS, len(self._stored))
+        scratch = self._room.new_zeros(num_rows, width + extra[1])
         for rows in linalg.row_blocks(len(self._stored)):
             old = self._stored[rows]
             new = scratch[: len(old)]
@@ -200,7 +208,7 @@ class Tall:
                 block = G[:, rows].to(dtype)
                 block = block - block.mean(dim=0) if centered else block
                 new.addmm_(block.T, M)
-            old.copy_(new)
+            old.copy_(new[:, :width])
         self._num_waiting, self._Q = 0, self._no_mix()
 
 
@@ -219,7 +227,7 @@ class _Product:
     def write(self, U: Tensor, out: Tensor) -> None:
         """Write U P into ``out``, which does not overlap U."""
         if self._P.dim() == 1:
-            torch.mul(U, self._P, out=out)
+            torch.mul(U, self._P, out=out[:, : len(self._P)])
         elif self._half:
             torch.mm(U[:, : self._half], self._upper, out=out)
             out[:, self._half :].addmm_(U[:, self._half :], self._corner)

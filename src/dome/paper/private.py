@@ -94,8 +94,13 @@ def _part(task: Task, *, public: bool) -> tuple[Tensor, Tensor]:
     return task.train_x[chosen], task.train_y[chosen]
 
 
+def public_samples(task: Task) -> tuple[Tensor, Tensor]:
+    """The training samples that a public basis may see."""
+    return _part(task, public=True)
+
+
 def _public_batches(task: Task, seed: int) -> list[tuple[Tensor, Tensor]]:
-    x, y = _part(task, public=True)
+    x, y = public_samples(task)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     parts = order.split(min(PUBLIC_BATCH, len(x)))
     return [(x[part], y[part]) for part in parts if len(part) > 1]

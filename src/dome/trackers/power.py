@@ -81,8 +81,9 @@ class StreamingPower:
         if not self._intake.admits(grads):
             return
         B, width = len(grads), self._tall.width
-        # H Hᵀ costs 2 D B² flops; without it Y is multiplied, and G for the record.
-        pairwise = width * (width + B) >= B * B
+        # H Hᵀ costs 2 D B² flops; without it Y is multiplied, and G for the record,
+        # which is twice the passes: up to twice the flops are the faster way.
+        pairwise = 2 * width * (width + B) >= B * B
         self._tall.check_orthogonality(self._intake.num_updates)
         seen = self._tall.see(grads, scale, pairwise=pairwise)
         weights = self._weights(seen, grads.dtype)

@@ -5,8 +5,8 @@ keeps privacy, accuracy is above that of DP-SGD at the same epsilon. Samples are
 filtered, then clipped; the private basis is paid for within epsilon.
 
 Scale cpu: 4,500 private and 500 public training images, 2,000 test images, L = 256
-expected samples a step, 5 epochs (85 steps), δ = 1e-5, 3 seeds. About 100 ms of one
-core a step, 6 core-minutes in all.
+expected samples a step, 5 epochs (85 steps), δ = 1e-5, 3 seeds. About ten
+core-minutes in all.
 
 Learning rate 4 with clipping norm 0.1, at which nearly every sample is clipped in every
 arm, and rank 10 were set beforehand and not tuned. One trial with seed 0 on twice the

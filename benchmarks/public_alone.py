@@ -1,0 +1,50 @@
+"""What table 2's public images are worth by themselves, without any private image.
+
+A public basis comes from 500 images that DP-SGD does not see. Before crediting the
+filter with the difference, train on nothing but those images: no noise, no clipping,
+plain SGD at several learning rates, the table's network, seeds and test images.
+
+    python benchmarks/public_alone.py
+"""
+
+import statistics
+from dataclasses import replace
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from dome.paper.figures.tab02_privacy import SCALES
+from dome.paper.private import PUBLIC_BATCH, public_samples
+from dome.paper.run import Run
+from dome.paper.train import evaluate, start
+
+LEARNING_RATES = (0.03, 0.1, 0.3)
+EPOCHS = 60
+
+
+def accuracy(run: Run, lr: float) -> float:
+    """Test accuracy after training on the public images."""
+    task, model = start(run)
+    x, y = public_samples(task)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    order = torch.Generator().manual_seed(run.seed)
+    for _ in range(EPOCHS):
+        for part in torch.randperm(len(x), generator=order).split(PUBLIC_BATCH):
+            optimizer.zero_grad()
+            cross_entropy(model(x[part]), y[part]).backward()
+            optimizer.step()
+    return float(evaluate(model, task.test_x, task.test_y)["test_accuracy"])
+
+
+def main() -> None:
+    """Print the mean over seeds for each learning rate."""
+    config = SCALES["cpu"]
+    for lr in LEARNING_RATES:
+        runs = [replace(config.run, seed=seed) for seed in range(config.num_seeds)]
+        found = [accuracy(run, lr) for run in runs]
+        each = "  ".join(f"{value:.3f}" for value in found)
+        print(f"learning rate {lr}: mean {statistics.mean(found):.3f}   {each}")
+
+
+if __name__ == "__main__":
+    main()
