@@ -12,6 +12,7 @@ from dome.linalg import coefficients, gram, largest_angle, outside, products, re
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch):
     monkeypatch.setattr(linalg, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(linalg, "BLOCK_NUMBERS", 0)
     monkeypatch.setattr(linalg, "PIECE_ROWS", 3)
 
 
@@ -107,7 +108,17 @@ def test_what_samples_have_outside_a_basis_keeps_its_digits_where_little_is(rng)
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(1, 30))
-def test_row_blocks_cover_every_row_once(num_rows):
-    covered = [i for rows in linalg.row_blocks(num_rows) for i in range(num_rows)[rows]]
-    assert covered == list(range(num_rows))
+@given(st.integers(1, 30), st.integers(0, 9))
+def test_row_blocks_cover_every_row_once(num_rows, width):
+    blocks = list(linalg.row_blocks(num_rows, width))
+    assert [i for rows in blocks for i in range(num_rows)[rows]] == list(
+        range(num_rows)
+    )
+    assert all(rows.stop - rows.start <= 7 for rows in blocks)
+
+
+def test_blocks_of_short_rows_are_longer(monkeypatch):
+    monkeypatch.setattr(linalg, "BLOCK_NUMBERS", 100)
+    assert [linalg.block_rows(width) for width in (0, 1, 5, 10, 20, 1000)] == [
+        *(100, 100, 20, 10, 7, 7),
+    ]

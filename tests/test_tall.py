@@ -8,6 +8,7 @@ from dome.tall import Tall
 @pytest.fixture(autouse=True)
 def several_blocks(monkeypatch):
     monkeypatch.setattr(linalg, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(linalg, "BLOCK_NUMBERS", 0)
     monkeypatch.setattr(tall, "TRIANGULAR_COLUMNS", 4)
 
 

@@ -82,7 +82,7 @@ def _outside(V: Tensor, W: Tensor, C: Tensor) -> Tensor:
     """RᵀR of R = W − V Cᵀ, formed explicitly block by block, shape (L, L)."""
     total, dtype = C.new_zeros(len(C), len(C)), compute_dtype(V.dtype)
     C = C.to(dtype)
-    for rows in row_blocks(len(V)):
+    for rows in row_blocks(*V.shape):
         residual = W[rows].to(dtype) - V[rows].to(dtype) @ C.T
         total += residual.T @ residual
     return total

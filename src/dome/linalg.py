@@ -17,7 +17,9 @@ from torch import Tensor
 from dome.shard import Total, alone
 
 # What is converted or written at a time: beside U and the samples, only so much exists.
+# So many rows, and more if they are short: calls on few numbers are mostly overhead.
 BLOCK_ROWS = 4096
+BLOCK_NUMBERS = 400_000
 # What is read at a time where it needs no conversion: only its products take room.
 VIEW_ROWS = 131072
 # Rows of the pieces that products are summed over.
@@ -33,9 +35,18 @@ def compute_dtype(storage: torch.dtype) -> torch.dtype:
     return torch.float32 if storage.itemsize < torch.float32.itemsize else storage
 
 
-def row_blocks(num_rows: int, size: int | None = None) -> Iterator[slice]:
-    """Slices that cover ``num_rows`` rows, at most ``size`` (``BLOCK_ROWS``) each."""
-    size = BLOCK_ROWS if size is None else size
+def block_rows(width: int) -> int:
+    """How many rows are worked on at a time that take ``width`` numbers each."""
+    return max(BLOCK_ROWS, BLOCK_NUMBERS // max(width, 1))
+
+
+def row_blocks(num_rows: int, width: int) -> Iterator[slice]:
+    """Slices that cover ``num_rows`` rows, of ``width`` numbers each."""
+    return slices(num_rows, block_rows(width))
+
+
+def slices(num_rows: int, size: int) -> Iterator[slice]:
+    """Slices that cover ``num_rows`` rows, at most ``size`` each."""
     for start in range(0, num_rows, size):
         yield slice(start, min(start + size, num_rows))
 
@@ -44,7 +55,9 @@ def _readable_blocks(U: Tensor, *others: Tensor) -> Iterator[slice]:
     """Blocks of U's rows to read: larger ones if nothing has to be converted."""
     dtype = compute_dtype(U.dtype)
     as_they_are = all(t.dtype == dtype for t in (U, *others))
-    return row_blocks(len(U), VIEW_ROWS if as_they_are else BLOCK_ROWS)
+    if as_they_are:
+        return slices(len(U), VIEW_ROWS)
+    return row_blocks(len(U), U.shape[1] + sum(t.shape[0] for t in others))
 
 
 def sum_of_products(A: Tensor, C: Tensor) -> Tensor:
@@ -91,7 +104,7 @@ def largest_angle(V: Tensor, W: Tensor) -> Tensor:
 def gram(U: Tensor) -> Tensor:
     """Uᵀ U of a tall matrix (D, K), summed in float64, shape (K, K)."""
     total = U.new_zeros(U.shape[1], U.shape[1], dtype=torch.float64)
-    for rows in row_blocks(U.shape[0]):
+    for rows in row_blocks(*U.shape):
         block = U[rows].to(compute_dtype(U.dtype))
         total += sum_of_products(block.T, block)
     return total
@@ -305,7 +318,7 @@ def _self_products(block: Tensor) -> Tensor:
     half = len(block) // 2
     total = block.new_zeros(len(block), len(block), dtype=torch.float64)
     product = torch.empty_like(total, dtype=block.dtype)
-    for columns in row_blocks(block.shape[1]):
+    for columns in row_blocks(block.shape[1], len(block)):
         part = block[:, columns]
         torch.mm(part[:half], part.T, out=product[:half])
         product[half:, :half] = product[:half, half:].T
@@ -321,7 +334,7 @@ def _center_then_products(
     coords = U.new_zeros(B + 1, U.shape[1] + len(W), dtype=torch.float64)
     inner = U.new_zeros(B + 1, B + 1 if pairwise else 1, dtype=torch.float64)
     diagonal = U.new_zeros(B, dtype=torch.float64)
-    for rows in row_blocks(U.shape[0]):
+    for rows in row_blocks(len(U), B + coords.shape[1]):
         block = G[:, rows].to(dtype)
         mean = block.mean(dim=0, keepdim=True)
         block = torch.cat([block - mean, mean])
@@ -344,7 +357,7 @@ def recombine_(U: Tensor, P: Tensor) -> None:
     """U ← U P in place, a block of rows at a time."""
     dtype = compute_dtype(U.dtype)
     P = P.to(dtype)
-    for rows in row_blocks(U.shape[0]):
+    for rows in row_blocks(*U.shape):
         U[rows] = U[rows].to(dtype) @ P
 
 
@@ -375,7 +388,7 @@ def outside(
     correction = torch.zeros_like(V)
     inner = V.new_zeros(len(G), len(G))
     coords = (V / scale).to(dtype)
-    for rows in row_blocks(U.shape[0]):
+    for rows in row_blocks(len(U), len(G) + U.shape[1]):
         basis = U[rows].to(dtype)
         block = torch.addmm(_centered(G, rows, dtype), coords, basis.T, alpha=-1)
         correction += block @ basis

@@ -8,10 +8,11 @@ so it is repeated until nothing is left to gain.
 import torch
 from torch import Tensor
 
-from dome.linalg import compute_dtype, gram, recombine_, row_blocks
+from dome.linalg import compute_dtype, gram, recombine_, slices
 from dome.shard import Shard
 
 CONVERGING = 1e-3  # error from which the next sweep leaves nothing but rounding
+FILLED_ROWS = 4096  # drawn at a time; another number would be other directions
 DEPENDENT = 1e-6  # squared norm of what a unit column has of its own, at least
 
 
@@ -127,7 +128,7 @@ def _fill_(
     moved ahead on every device: that each draws D numbers a column is the price.
     """
     index = columns.nonzero().squeeze(1)
-    for rows in row_blocks(shard.dim):
+    for rows in slices(shard.dim, FILLED_ROWS):
         num_rows = rows.stop - rows.start
         noise = torch.randn(
             num_rows,

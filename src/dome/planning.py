@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dome.layout import Layout
-from dome.linalg import BLOCK_ROWS
+from dome.linalg import block_rows
 from dome.tall import waiting_rows
 from dome.trackers import StreamingPower
 
@@ -166,7 +166,8 @@ def _memory(dims: Sequence[int], rank: int, batch_size: int, itemsize: int) -> i
     samples = sum(dims) * batch_size * 4
     waiting = sum(dim * waiting_rows(min(rank, dim), batch_size) for dim in dims) * 4
     waiting = waiting if itemsize >= 4 else 0  # 16-bit bases are multiplied out at once
-    block = min(BLOCK_ROWS, max(dims)) * (min(rank, max(dims)) + batch_size) * 4
+    a_row = min(rank, max(dims)) + batch_size
+    block = min(block_rows(a_row), max(dims)) * a_row * 4
     small = sum(8 * min(rank, dim) ** 2 for dim in dims) + 3 * 8 * batch_size**2
     return basis + samples + waiting + block + small + 3 * 4 * sum(dims)
 

@@ -65,7 +65,7 @@ class Tall:
             return S
         Q = self._Q.to(W.dtype)
         U = torch.empty_like(S)
-        for rows in linalg.row_blocks(len(S)):
+        for rows in linalg.row_blocks(*S.shape):
             U[rows] = S[rows] @ Q[: -len(W)] + W[:, rows].T @ Q[-len(W) :]
         return U
 
@@ -190,15 +190,17 @@ class Tall:
         """S ← S P + Wᵀ E + Hᵀ M, a block of rows at a time."""
         dtype, W = self._room.dtype, self._waiting()
         width = len(P)
-        # Kernels take as long for a few columns as for sixteen, or longer.
-        extra = (0, max(LEAST_COLUMNS - width, 0))
+        # Kernels take longer for a few columns than for sixteen.
+        extra = (0, max(LEAST_COLUMNS - width, 0) if width > 1 else 0)
         P = P.to(dtype)
         product = _Product(P if P.dim() == 1 else pad(P, extra))
         E = pad(E.to(dtype), extra)
         M = None if M is None else pad(M.to(dtype), extra)
-        num_rows = min(linalg.BLOCK_ROWS, len(self._stored))
+        copied = G is not None and (centered or G.dtype != dtype)
+        a_row = width + extra[1] + (len(G) if G is not None and copied else 0)
+        num_rows = min(linalg.block_rows(a_row), len(self._stored))
         scratch = self._room.new_zeros(num_rows, width + extra[1])
-        for rows in linalg.row_blocks(len(self._stored)):
+        for rows in linalg.slices(len(self._stored), num_rows):
             old = self._stored[rows]
             new = scratch[: len(old)]
             product.write(old.to(dtype), new)

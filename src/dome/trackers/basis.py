@@ -108,7 +108,7 @@ class Basis:
     def add_action_(self, s: Tensor, a: float, action: Tensor) -> None:
         """U ← U diag(s) + a W for a tall W of U's shape."""
         U, s = self._tall.settled(), s.to(self.compute_dtype)
-        for rows in row_blocks(len(U)):
+        for rows in row_blocks(*U.shape):
             new = U[rows].to(self.compute_dtype) * s
             U[rows] = new.add_(action[rows], alpha=a).to(U.dtype)
 
