@@ -200,7 +200,7 @@ class Tall:
         a_row = width + extra[1] + (len(G) if G is not None and copied else 0)
         num_rows = min(linalg.block_rows(a_row), len(self._stored))
         scratch = self._room.new_zeros(num_rows, width + extra[1])
-        for rows in linalg.slices(len(self._stored), num_rows):
+        for rows in linalg.row_blocks(len(self._stored), a_row):
             old = self._stored[rows]
             new = scratch[: len(old)]
             product.write(old.to(dtype), new)

@@ -3,6 +3,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -53,6 +55,21 @@ def test_an_answer_is_shown_and_written(tmp_path, monkeypatch):
     assert {p.name for p in tmp_path.iterdir()} == {"startup.json", "startup.md"}
 
 
+def wait_for_child(pid, word):
+    """Until a process has a child with this word in its command."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    if not children.exists():
+        time.sleep(10)  # not Linux
+        return
+    for _ in range(600):
+        for child in children.read_text().split():
+            with suppress(FileNotFoundError):  # gone in the meantime
+                if word in Path(f"/proc/{child}/cmdline").read_text():
+                    return
+        time.sleep(0.1)
+    raise AssertionError(f"no child of {pid} with {word!r}")
+
+
 def test_ctrl_c_stops_it_in_one_line(tmp_path):
     command = [sys.executable, "-m", "dome.cli", "bench", "startup", "--full"]
     process = subprocess.Popen(
@@ -62,7 +79,7 @@ def test_ctrl_c_stops_it_in_one_line(tmp_path):
         text=True,
         start_new_session=True,
     )
-    time.sleep(3)  # into its first process
+    wait_for_child(process.pid, "import torch")
     os.killpg(process.pid, signal.SIGINT)
     _, complaint = process.communicate(timeout=20)
     assert process.returncode == 130
