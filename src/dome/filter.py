@@ -5,6 +5,7 @@ every step the samples of the batch turn the basis, then g − U Uᵀ g takes th
 g.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -269,7 +270,7 @@ class GradientFilter:
         """How much of the removed part to remove at this step, 0 for only watching."""
         # A gradient that is not finite would spread to every parameter through U Uᵀ g:
         # leave it where it is, for the user to see. A norm may overflow by itself.
-        finite = bool(norm.isfinite()) or bool(gradient.isfinite().all())
+        finite = math.isfinite(norm) or bool(gradient.isfinite().all())
         strength = self._schedule.strength_at(self._num_steps)
         return strength if finite else 0.0
 

@@ -105,23 +105,29 @@ class Layout:
         grads = [
             torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
         ]
-        for gradient, slot in zip(grads, self.slots, strict=True):
-            if gradient.is_sparse or gradient.device != self.device:
-                self._refuse(gradient, slot)
-        flat = _flatten_dense_tensors(grads)
+        try:
+            flat = _flatten_dense_tensors(grads)
+        except (RuntimeError, NotImplementedError):
+            self._check(grads)
+            raise
+        if flat.device != self.device:
+            self._check(grads)
         # Of a single tensor it is a view.
         return flat.clone() if len(grads) == 1 else flat
 
-    def _refuse(self, gradient: Tensor, slot: Slot) -> None:
-        if gradient.is_sparse:
-            raise RuntimeError(
-                f"the gradient of {slot.name!r} is sparse, and a basis is dense: make "
-                f"its embedding with sparse=False"
-            )
-        raise RuntimeError(
-            f"the gradient of {slot.name!r} is on {gradient.device}, the basis on "
-            f"{self.device}: move the model first, then attach"
-        )
+    def _check(self, grads: list[Tensor]) -> None:
+        """Refuse gradients that are no part of one dense vector."""
+        for gradient, slot in zip(grads, self.slots, strict=True):
+            if gradient.is_sparse:
+                raise RuntimeError(
+                    f"the gradient of {slot.name!r} is sparse, and a basis is dense: "
+                    f"make its embedding with sparse=False"
+                )
+            if gradient.device != self.device:
+                raise RuntimeError(
+                    f"the gradient of {slot.name!r} is on {gradient.device}, the basis "
+                    f"on {self.device}: move the model first, then attach"
+                )
 
     def scatter_(self, vector: Tensor) -> None:
         """Write a flat gradient (D,) into ``.grad``, where there is one."""

@@ -112,12 +112,15 @@ def gram(U: Tensor) -> Tensor:
 
 def coefficients(U: Tensor, samples: Tensor) -> Tensor:
     """G U, the coordinates of samples (B, D) in a basis (D, K): float64, (B, K)."""
-    total = U.new_zeros(len(samples), U.shape[1], dtype=torch.float64)
     dtype = compute_dtype(U.dtype)
     alone = len(samples) == 1 and U.device.type == "cpu"
     multiply = _weighted_rows if alone else sum_of_products
+    total = None
     for rows in _readable_blocks(U, samples):
-        total += multiply(samples[:, rows].to(dtype), U[rows].to(dtype))
+        part = multiply(samples[:, rows].to(dtype), U[rows].to(dtype))
+        total = part if total is None else total.add_(part)
+    if total is None:
+        return U.new_zeros(len(samples), U.shape[1], dtype=torch.float64)
     return total
 
 
@@ -127,8 +130,7 @@ def _weighted_rows(weights: Tensor, U: Tensor) -> Tensor:
     A product with a vector waits for memory on every row; the sums over bags of an
     embedding fetch ahead, and take a half to a third of the time on a CPU.
     """
-    index = _positions(len(U))
-    starts = index[::PIECE_ROWS].contiguous()
+    index, starts = _positions(len(U))
     # Not through ``functional``, whose checks take a fifth of the time.
     sums, *_ = torch.embedding_bag(U, index, starts, False, 0, False, weights[0])
     return sums.sum(dim=0, keepdim=True, dtype=torch.float64)
@@ -164,14 +166,17 @@ def _row_products(U: Tensor, c: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _many_positions(num_rows: int) -> Tensor:
+def _many_positions(num_rows: int, length: int) -> tuple[Tensor, Tensor]:
     with torch.inference_mode(False):
-        return torch.arange(num_rows, device="cpu")
+        index = torch.arange(num_rows, device="cpu")
+        return index, index[::length].contiguous()
 
 
-def _positions(num_rows: int) -> Tensor:
-    """0, 1, 2, ..., for operations on embeddings of a CPU."""
-    return _many_positions(-(-num_rows // PIECE_ROWS) * PIECE_ROWS)[:num_rows]
+def _positions(num_rows: int) -> tuple[Tensor, Tensor]:
+    """0, 1, 2, ... and where pieces of it begin, for the embeddings of a CPU."""
+    num_pieces = -(-num_rows // PIECE_ROWS)
+    index, starts = _many_positions(num_pieces * PIECE_ROWS, PIECE_ROWS)
+    return index[:num_rows], starts
 
 
 @dataclass(frozen=True, slots=True)
