@@ -285,7 +285,7 @@ def _products_then_center(
         if pairwise:
             inner += _self_products(block)
         else:
-            inner += _squared_norms(block)
+            inner += squared_norms(block)
             Gmu += block @ block.mean(dim=0)
     GU, inner, Gmu = total(GU, inner, Gmu)
     if pairwise:
@@ -301,7 +301,7 @@ def _products_then_center(
     )
 
 
-def _squared_norms(block: Tensor) -> Tensor:
+def squared_norms(block: Tensor) -> Tensor:
     """‖g_b‖² of the rows of a wide block (B, rows), in float64, without a copy of it.
 
     Norms of short pieces, whose squares are added up: squaring every entry first would
@@ -345,7 +345,7 @@ def _center_then_products(
         block = torch.cat([block - mean, mean])
         coords += _coordinates(block, U, W, rows)
         inner += block @ block[-inner.shape[1] :].T
-        diagonal += _squared_norms(block[:B])
+        diagonal += squared_norms(block[:B])
     coords, inner, diagonal = total(coords, inner, diagonal)
     # Rounding leaves a mean of the order of the precision; H has none.
     V = coords[:B] - coords[:B].mean(dim=0)

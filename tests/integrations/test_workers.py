@@ -67,6 +67,11 @@ def test_lightning(trained):
     assert state["blocks.all.basis"].shape == grad_filter.trackers["all"].basis.shape
 
 
+@pytest.mark.parametrize("name", ["with_lightning", "with_transformers"])
+def test_a_resumed_run_goes_on_bit_for_bit(trained, name):
+    assert torch.equal(both(trained, f"{name}_resumed"), both(trained, name))
+
+
 def test_accelerate(trained):
     expected, _ = plain(batches())
     torch.testing.assert_close(both(trained, "with_accelerate"), expected, **TIGHT)

@@ -32,8 +32,12 @@ def mine():
     return DataLoader(TensorDataset(*halves), batch_size=6)
 
 
-def with_lightning(folder):
-    callback = DomeCallback(rank=4)
+class Rows(pl.LightningDataModule):
+    def train_dataloader(self):
+        return mine()
+
+
+def fitted(epochs, checkpoint=None):
     module = CallsANet()
     own = pl.Trainer(
         accelerator="cpu",
@@ -42,20 +46,27 @@ def with_lightning(folder):
         precision="64-true",
         accumulate_grad_batches=2,
         use_distributed_sampler=False,
-        max_epochs=2,
-        callbacks=[callback],
+        max_epochs=epochs,
+        callbacks=[DomeCallback(rank=4)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+    own.fit(module, Rows(), ckpt_path=checkpoint)
+    return own, module
 
-    class Rows(pl.LightningDataModule):
-        def train_dataloader(self):
-            return mine()
 
-    own.fit(module, Rows())
+def with_lightning(folder):
+    own, module = fitted(epochs=2)
     own.save_checkpoint(folder / "lightning.ckpt")
+    return flat(module)
+
+
+def with_lightning_resumed(folder):
+    own, _ = fitted(epochs=1)
+    own.save_checkpoint(folder / "halfway.ckpt")
+    _, module = fitted(epochs=2, checkpoint=folder / "halfway.ckpt")
     return flat(module)
 
 
@@ -71,14 +82,26 @@ def with_accelerate(folder):
     return flat(model)
 
 
-def with_transformers(folder):
+def sentences_trainer(folder):
     callback, model = DomeTrainerCallback(rank=2), bert()
     # Else the Trainer multiplies its loss by the number of workers, taking it for one
     # that was divided by the labels of all of them.
     model.accepts_loss_kwargs = False
-    own = trainer(folder / "hf", model, callback, per_device_train_batch_size=2)
+    own = trainer(folder, model, callback, per_device_train_batch_size=2)
     callback.trainer = own
+    return own
+
+
+def with_transformers(folder):
+    own = sentences_trainer(folder / "hf")
+    own.args.save_strategy, own.args.save_steps = "steps", 3
     own.train()
+    return flat(own.model)
+
+
+def with_transformers_resumed(folder):
+    own = sentences_trainer(folder / "hf")
+    own.train(resume_from_checkpoint=str(folder / "hf" / "checkpoint-3"))
     return flat(own.model)
 
 
@@ -86,7 +109,14 @@ def main():
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    for way in (with_lightning, with_accelerate, with_transformers):
+    ways = (
+        with_lightning,
+        with_lightning_resumed,
+        with_accelerate,
+        with_transformers,
+        with_transformers_resumed,
+    )
+    for way in ways:
         trained = way(folder)
         everyone = [torch.empty_like(trained) for _ in range(2)]
         dist.all_gather(everyone, trained)

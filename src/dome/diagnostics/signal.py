@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dome.linalg import coefficients
+from dome.linalg import coefficients, squared_norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +78,4 @@ def from_squares(spread: float, length: float, num_samples: int) -> SignalToNois
 
 
 def _squares(rows: Tensor) -> float:
-    return float(torch.linalg.vecdot(rows, rows).sum(dtype=torch.float64))
+    return float(squared_norms(rows).sum())

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from dome.distributed.movement import Movement
 from dome.distributed.workers import Workers
-from dome.linalg import LONG_MEAN, Products, coefficients, compute_dtype
+from dome.linalg import (
+    LONG_MEAN,
+    Products,
+    coefficients,
+    compute_dtype,
+    squared_norms,
+)
 from dome.trackers import StreamingPower
 
 
@@ -96,6 +102,6 @@ class Action:
         if self._whole is None:
             self._whole = self._movement.whole(self._tracker.columns, "samples")
         own = scale * coefficients(self._whole, rows)
-        squares = scale**2 * torch.linalg.vecdot(rows, rows).double()
+        squares = scale**2 * squared_norms(rows)
         both = torch.cat([own, squares[:, None]], dim=1)
         return self._workers.collect(both, counts, "sums")

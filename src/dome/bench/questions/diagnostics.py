@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 STEP, STATS = "filtered step", ".stats"
 CSV, JSONL, BOARD = "Recorder, CSV", "Recorder, JSONL", "Recorder, TensorBoard"
-DRIFT_EVERY = 50
+DRIFT_EVERY = 100
 DRIFT = f"Drift(every={DRIFT_EVERY})"
 SUGGESTION = "suggest_rank of K eigenvalues"
 SIGNAL, SPECTRUM = "signal_to_noise of a batch", "batch_spectrum of a batch"
