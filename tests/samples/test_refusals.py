@@ -1,11 +1,15 @@
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from samples.models import Then, vector
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
+import dome
 from dome.layout import Layout
 from dome.samples import PerSample, source_for
 
@@ -175,3 +179,27 @@ def test_unknown_kind_of_samples_is_refused():
     model = nn.Linear(3, 2)
     with pytest.raises(ValueError, match="'single'"):
         source_for("single", model, Layout(model))
+
+
+@pytest.fixture
+def one_worker(tmp_path):
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_worker")
+@pytest.mark.filterwarnings("ignore:FSDP is switching", "ignore:.*NO_SHARD")
+@pytest.mark.parametrize("samples", ["per_sample", "microbatch"])
+@pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
+def test_parameters_split_over_workers_are_refused(kind, samples):
+    model = nn.Linear(3, 2)
+    if kind == "fsdp":
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+    else:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"is split over workers \(FSDP"):
+        dome.attach(model, optimizer, rank=2, samples=samples)

@@ -15,6 +15,21 @@ def check_one_process(model: nn.Module) -> None:
                 "would turn a basis its own way and their parameters would drift "
                 "apart; use dome.distributed.attach"
             )
+        # By name: importing them takes longer than all of dome.
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise ValueError(split_over_workers("the model"))
+    for name, p in model.named_parameters():
+        if hasattr(p, "device_mesh"):
+            raise ValueError(split_over_workers(f"parameter {name!r}"))
+
+
+def split_over_workers(what: str) -> str:
+    """The sentence for parameters of which a worker holds a part."""
+    return (
+        f"{what} is split over workers (FSDP, tensor parallelism): a basis takes whole "
+        "gradients. Train in DistributedDataParallel with dome.distributed.attach, "
+        "which splits the basis instead"
+    )
 
 
 def check_capturable(model: nn.Module) -> None:
