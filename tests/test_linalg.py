@@ -6,7 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dome import linalg
-from dome.linalg import coefficients, gram, largest_angle, outside, products, recombine_
+from dome.linalg import (
+    coefficients,
+    gram,
+    largest_angle,
+    outside,
+    products,
+    recombine_,
+    squared_norms,
+    subtract_combination,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -122,3 +131,21 @@ def test_blocks_of_short_rows_are_longer(monkeypatch):
     assert [linalg.block_rows(width) for width in (0, 1, 5, 10, 20, 1000)] == [
         *(100, 100, 20, 10, 7, 7),
     ]
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 10])
+def test_squared_norms_are_those_of_the_rows(dim, rng):
+    G = torch.randn(4, dim, generator=rng, dtype=torch.float64)
+    torch.testing.assert_close(squared_norms(G), G.square().sum(dim=1))
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 10, 25])
+@pytest.mark.parametrize("rank", [1, 4])
+def test_one_gradient_is_projected_as_by_the_formula(dim, rank, rng):
+    U = torch.randn(dim, rank, generator=rng, dtype=torch.float64)
+    g = torch.randn(dim, generator=rng, dtype=torch.float64)
+    c = coefficients(U, g[None])[0]
+    torch.testing.assert_close(c, U.T @ g)
+    before = g.clone()
+    torch.testing.assert_close(subtract_combination(g, U, c), g - U @ (U.T @ g))
+    assert torch.equal(g, before)

@@ -21,13 +21,14 @@ def filled(rng, dim, width, dtype=torch.float64):
 @pytest.mark.parametrize("dim", [1, 3, 7, 8, 40])
 @pytest.mark.parametrize("shape", ["full", "triangular", "diagonal"])
 @pytest.mark.parametrize("centered", [True, False])
-def test_moving_forth_and_back_equals_the_formula(dim, shape, centered, rng):
-    matrix = filled(rng, dim, 5)
+@pytest.mark.parametrize("width", [1, 5, 17])
+def test_moving_forth_and_back_equals_the_formula(dim, shape, centered, width, rng):
+    matrix = filled(rng, dim, width)
     for _ in range(4):
-        P = torch.randn(5, 5, generator=rng, dtype=torch.float64)
+        P = torch.randn(width, width, generator=rng, dtype=torch.float64)
         P = {"full": P, "triangular": P.triu(), "diagonal": P.diagonal().diag()}[shape]
         G = torch.randn(6, dim, generator=rng, dtype=torch.float64)
-        M = torch.randn(6, 5, generator=rng, dtype=torch.float64)
+        M = torch.randn(6, width, generator=rng, dtype=torch.float64)
         M -= M.mean(dim=0)
         expected = matrix.U @ P + (G - G.mean(dim=0)).T @ M
         given = P.diagonal() if shape == "diagonal" else P
