@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 
 from dome.bench import memory
@@ -6,6 +8,7 @@ MIB = 2**20
 
 
 def grow_and_shrink(num_bytes):
+    gc.collect()  # else what other tests left may be freed in between
     before = memory.resident()
     is_reset = memory.reset_peak()
     block = bytearray(b"x") * num_bytes
