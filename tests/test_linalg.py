@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dome import linalg
+from dome import linalg, vectors
 from dome.linalg import (
     coefficients,
     gram,
@@ -23,6 +23,7 @@ def several_blocks(monkeypatch):
     monkeypatch.setattr(linalg, "BLOCK_ROWS", 7)
     monkeypatch.setattr(linalg, "BLOCK_NUMBERS", 0)
     monkeypatch.setattr(linalg, "PIECE_ROWS", 3)
+    monkeypatch.setattr(vectors, "PIECE_ROWS", 3)
 
 
 def orthonormal(rng, dim, rank):

@@ -9,12 +9,12 @@ the products of one block do.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from dome.shard import Total, alone
+from dome.vectors import PIECE_ROWS, row_products, weighted_rows
 
 # What is converted or written at a time: beside U and the samples, only so much exists.
 # So many rows, and more if they are short: calls on few numbers are mostly overhead.
@@ -22,8 +22,6 @@ BLOCK_ROWS = 4096
 BLOCK_NUMBERS = 400_000
 # What is read at a time where it needs no conversion: only its products take room.
 VIEW_ROWS = 131072
-# Rows of the pieces that products are summed over.
-PIECE_ROWS = 2048
 # ‖μ‖² over the mean of ‖h_b‖² from which samples are centred before anything else.
 LONG_MEAN = 4.0
 # Number of samples from which half of the off-diagonal products is worth saving.
@@ -114,7 +112,7 @@ def coefficients(U: Tensor, samples: Tensor) -> Tensor:
     """G U, the coordinates of samples (B, D) in a basis (D, K): float64, (B, K)."""
     dtype = compute_dtype(U.dtype)
     alone = len(samples) == 1 and U.device.type == "cpu"
-    multiply = _weighted_rows if alone else sum_of_products
+    multiply = weighted_rows if alone else sum_of_products
     total = None
     for rows in _readable_blocks(U, samples):
         part = multiply(samples[:, rows].to(dtype), U[rows].to(dtype))
@@ -122,18 +120,6 @@ def coefficients(U: Tensor, samples: Tensor) -> Tensor:
     if total is None:
         return U.new_zeros(len(samples), U.shape[1], dtype=torch.float64)
     return total
-
-
-def _weighted_rows(weights: Tensor, U: Tensor) -> Tensor:
-    """The same as ``sum_of_products`` for one row of weights (1, D).
-
-    A product with a vector waits for memory on every row; the sums over bags of an
-    embedding fetch ahead, and take a half to a third of the time on a CPU.
-    """
-    index, starts = _positions(len(U))
-    # Not through ``functional``, whose checks take a fifth of the time.
-    sums, *_ = torch.embedding_bag(U, index, starts, False, 0, False, weights[0])
-    return sums.sum(dim=0, keepdim=True, dtype=torch.float64)
 
 
 def subtract_combination(gradient: Tensor, U: Tensor, c: Tensor) -> Tensor:
@@ -145,38 +131,8 @@ def subtract_combination(gradient: Tensor, U: Tensor, c: Tensor) -> Tensor:
     for rows in _readable_blocks(U, gradient):
         block = U[rows].to(dtype)
         on_cpu = U.device.type == "cpu"
-        result[rows].sub_(_row_products(block, c) if on_cpu else block @ c)
+        result[rows].sub_(row_products(block, c) if on_cpu else block @ c)
     return result
-
-
-def _row_products(U: Tensor, c: Tensor) -> Tensor:
-    """U c on a CPU, on all threads, where a product with a vector runs on one."""
-    length = min(PIECE_ROWS, len(U))
-    num = len(U) // length if length else 0
-    end = num * length
-    # The transpose of a row and not a column: torch goes by strides, and takes a path
-    # for the one that is six times as fast as that for the other.
-    column = c.expand(num, 1, -1).mT
-    result = U.new_empty(len(U))
-    pieces = U[:end].unflatten(0, (num, length))
-    torch.bmm(pieces, column, out=result[:end].view(num, length, 1))
-    if end < len(U):
-        torch.mv(U[end:], c, out=result[end:])
-    return result
-
-
-@lru_cache(maxsize=8)
-def _many_positions(num_rows: int, length: int) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(False):
-        index = torch.arange(num_rows, device="cpu")
-        return index, index[::length].contiguous()
-
-
-def _positions(num_rows: int) -> tuple[Tensor, Tensor]:
-    """0, 1, 2, ... and where pieces of it begin, for the embeddings of a CPU."""
-    num_pieces = -(-num_rows // PIECE_ROWS)
-    index, starts = _many_positions(num_pieces * PIECE_ROWS, PIECE_ROWS)
-    return index[:num_rows], starts
 
 
 @dataclass(frozen=True, slots=True)
