@@ -79,6 +79,13 @@ def test_sparse_gradients_are_refused_by_name():
         Layout(model).gather()
 
 
+def test_a_sparse_gradient_among_dense_ones_is_refused_by_name():
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 3))
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match=r"gradient of '0\.weight' is sparse"):
+        Layout(model).gather()
+
+
 def test_a_model_moved_after_attaching_is_named():
     model = nn.Linear(2, 2)
     layout = Layout(model)

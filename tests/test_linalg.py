@@ -22,7 +22,6 @@ from dome.linalg import (
 def several_blocks(monkeypatch):
     monkeypatch.setattr(linalg, "BLOCK_ROWS", 7)
     monkeypatch.setattr(linalg, "BLOCK_NUMBERS", 0)
-    monkeypatch.setattr(linalg, "PIECE_ROWS", 3)
     monkeypatch.setattr(vectors, "PIECE_ROWS", 3)
 
 

@@ -107,7 +107,7 @@ class Layout:
         ]
         try:
             flat = _flatten_dense_tensors(grads)
-        except (RuntimeError, NotImplementedError):
+        except RuntimeError:
             self._check(grads)
             raise
         if flat.device != self.device:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dome.shard import Total, alone
-from dome.vectors import PIECE_ROWS, row_products, weighted_rows
+from dome.vectors import row_products, weighted_rows, whole_pieces
 
 # What is converted or written at a time: beside U and the samples, only so much exists.
 # So many rows, and more if they are short: calls on few numbers are mostly overhead.
@@ -64,8 +64,7 @@ def sum_of_products(A: Tensor, C: Tensor) -> Tensor:
     A batch of products of short pieces, whose results are added up: pieces run on
     several threads, where a product with a thin A or a single vector runs on one.
     """
-    length = min(PIECE_ROWS, C.shape[0])
-    num = C.shape[0] // length if length else 0
+    num, length = whole_pieces(C.shape[0])
     end = num * length
     wide = A[:, :end].unflatten(1, (num, length)).transpose(0, 1)
     tall = C[:end].unflatten(0, (num, length))
@@ -128,7 +127,7 @@ def subtract_combination(gradient: Tensor, U: Tensor, c: Tensor) -> Tensor:
     # Copied first, on all threads: a bag's kernel leaves the upper halves of vector
     # registers in use, and products would crawl until another kernel clears them.
     result, c = gradient.clone(), c.to(dtype)
-    for rows in _readable_blocks(U, gradient):
+    for rows in _readable_blocks(U):
         block = U[rows].to(dtype)
         on_cpu = U.device.type == "cpu"
         result[rows].sub_(row_products(block, c) if on_cpu else block @ c)
@@ -263,8 +262,7 @@ def squared_norms(block: Tensor) -> Tensor:
     Norms of short pieces, whose squares are added up: squaring every entry first would
     take as much memory again as the samples do.
     """
-    length = min(PIECE_ROWS, block.shape[1])
-    num = block.shape[1] // length if length else 0
+    num, length = whole_pieces(block.shape[1])
     end = num * length
     pieces = block[:, :end].unflatten(1, (num, length))
     norms = torch.linalg.vector_norm(pieces, dim=2)

@@ -196,10 +196,11 @@ class Tall:
         product = _Product(P if P.dim() == 1 else pad(P, extra))
         E = pad(E.to(dtype), extra)
         M = None if M is None else pad(M.to(dtype), extra)
-        copied = G is not None and (centered or G.dtype != dtype)
-        a_row = width + extra[1] + (len(G) if G is not None and copied else 0)
+        a_row = width + extra[1]
         num_rows = min(linalg.block_rows(a_row), len(self._stored))
-        scratch = self._room.new_zeros(num_rows, width + extra[1])
+        scratch = self._room.new_zeros(num_rows, a_row)
+        if G is not None and (centered or G.dtype != dtype):
+            a_row += len(G)  # a block of samples is copied, too
         for rows in linalg.row_blocks(len(self._stored), a_row):
             old = self._stored[rows]
             new = scratch[: len(old)]

@@ -12,6 +12,12 @@ from torch import Tensor
 PIECE_ROWS = 2048  # of the pieces that products are summed over
 
 
+def whole_pieces(num_rows: int) -> tuple[int, int]:
+    """How many pieces of how many rows there are; fewer rows may be left over."""
+    length = min(PIECE_ROWS, num_rows)
+    return (num_rows // length if length else 0), length
+
+
 def weighted_rows(weights: Tensor, U: Tensor) -> Tensor:
     """w U for one row of weights (1, D), summed in float64, shape (1, K).
 
@@ -25,8 +31,7 @@ def weighted_rows(weights: Tensor, U: Tensor) -> Tensor:
 
 def row_products(U: Tensor, c: Tensor) -> Tensor:
     """U c for coordinates (K,), shape (D,): a batch of products of short pieces."""
-    length = min(PIECE_ROWS, len(U))
-    num = len(U) // length if length else 0
+    num, length = whole_pieces(len(U))
     end = num * length
     # The transpose of a row and not a column: torch goes by strides, and takes a path
     # for the one that is six times as fast as that for the other.
