@@ -1,4 +1,5 @@
 import torch
+from models import small_classifier
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
@@ -32,6 +33,13 @@ def attach(model, optimizer, basis="released", rank=2, **options):
     if "target_epsilon" in options:
         del chosen["noise_multiplier"]
     return dome.privacy.attach(model, optimizer, rank, basis=basis, **chosen | options)
+
+
+def attached(basis="released", *, lr=0.1, **options):
+    """A small classifier, its optimizer, and the private filter between them."""
+    model = small_classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return model, optimizer, attach(model, optimizer, basis, **options)
 
 
 def linear(dim, dtype=torch.float64):

@@ -3,11 +3,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from models import small_classifier
 from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 from opacus.accountants.utils import get_noise_multiplier
-from privacy.setting import attach, samples, train
+from privacy.setting import attached, samples, train
 
 import dome.privacy
 from dome.privacy.accounting import Budget, divided, noise_multiplier_for
@@ -20,15 +19,8 @@ BASES = ("public", "released", "private")
 @pytest.mark.parametrize("basis", BASES)
 @pytest.mark.parametrize("update_every", [1, 3])
 def test_epsilon_is_that_of_opacus_whatever_the_basis(basis, update_every):
-    model = small_classifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    private = attach(
-        model,
-        optimizer,
-        basis,
-        noise_multiplier=1.3,
-        sample_rate=0.25,
-        update_every=update_every,
+    model, optimizer, private = attached(
+        basis, noise_multiplier=1.3, sample_rate=0.25, update_every=update_every
     )
     assert private.epsilon(DELTA) == 0
     train(model, optimizer, private, samples(20), epochs=2)
@@ -80,11 +72,7 @@ def test_the_noise_that_is_added_is_the_noise_that_is_counted(basis):
     """The spread of the sum of a batch without samples, and of the second moment."""
     noises, moments = [], []
     for seed in range(60):
-        model = small_classifier()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        private = attach(
-            model,
-            optimizer,
+        _model, optimizer, private = attached(
             basis,
             rank=2,
             max_grad_norm=0.5,
@@ -92,6 +80,7 @@ def test_the_noise_that_is_added_is_the_noise_that_is_counted(basis):
             sample_rate=1e-9,
             expected_batch_size=4.0,
             generator=torch.Generator().manual_seed(seed),
+            lr=0.0,
         )
         learn = private._basis.learn
 
@@ -132,15 +121,8 @@ def test_the_noise_for_a_target_is_enough_and_hardly_more(accountant, target):
 
 @pytest.mark.parametrize("basis", BASES)
 def test_steps_beyond_the_target_are_refused(basis):
-    model = small_classifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    private = attach(
-        model,
-        optimizer,
-        basis,
-        target_epsilon=2.0,
-        target_delta=DELTA,
-        steps=4,
+    model, optimizer, private = attached(
+        basis, target_epsilon=2.0, target_delta=DELTA, steps=4
     )
     train(model, optimizer, private, samples(10), epochs=4)
     assert 1.9 < private.epsilon(DELTA) <= 2.0
@@ -161,9 +143,7 @@ def test_a_delta_outside_its_range_is_refused(delta):
 
 
 def test_cost_is_counted_before_anything_is_released(monkeypatch):
-    model = small_classifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    private = attach(model, optimizer)
+    model, optimizer, private = attached()
 
     def fail(*_):
         raise KeyboardInterrupt

@@ -6,7 +6,15 @@ import torch
 from models import small_classifier
 from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
-from privacy.setting import CLIP, attach, flat_grad, public_batches, samples, train
+from privacy.setting import (
+    CLIP,
+    attach,
+    attached,
+    flat_grad,
+    public_batches,
+    samples,
+    train,
+)
 from reference import per_sample_loop
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -126,9 +134,7 @@ def test_rank_zero_is_dp_sgd_as_opacus_does_it():
 
 @pytest.mark.parametrize("basis", ["public", "released", "private"])
 def test_the_gradient_and_its_noise_have_nothing_in_the_removed_span(basis):
-    model = small_classifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    private = attach(model, optimizer, basis, rank=5, window=2)
+    model, optimizer, private = attached(basis, rank=5, window=2)
     loader = private.loader(TensorDataset(*samples(9)))
     for _ in range(6):
         U = private._basis.directions()
@@ -167,10 +173,8 @@ def test_sums_are_divided_by_the_expected_batch_size_not_by_the_realised():
     x, y = samples(40)
     norms = {}
     for rate in (0.3, 1.0):
-        model = small_classifier()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        private = attach(
-            model, optimizer, rank=0, noise_multiplier=SILENT, sample_rate=rate
+        model, optimizer, private = attached(
+            rank=0, noise_multiplier=SILENT, sample_rate=rate, lr=0.0
         )
         for a, b in private.loader(TensorDataset(x, y)):
             optimizer.zero_grad()
@@ -189,9 +193,7 @@ def test_parts_of_a_batch_add_up_when_the_loss_sums():
     x, y = samples(7)
     gradients = []
     for parts in (1, 3):
-        model = small_classifier()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        private = attach(model, optimizer, loss_reduction="sum")
+        model, optimizer, private = attached(loss_reduction="sum", lr=0.0)
         for a, b in private.loader(TensorDataset(x, y)):
             optimizer.zero_grad()
             for part in zip(a.tensor_split(parts), b.tensor_split(parts), strict=True):
@@ -219,9 +221,7 @@ def test_a_parameter_without_a_gradient_gets_noise_all_the_same():
 def test_a_sample_that_is_not_finite_counts_as_nothing():
     x, y = samples(6)
     x[2, 0] = math.nan
-    model = small_classifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    private = attach(model, optimizer, rank=0, noise_multiplier=SILENT)
+    model, optimizer, private = attached(rank=0, noise_multiplier=SILENT, lr=0.0)
     train(model, optimizer, private, (x, y))
     keep = torch.tensor([0, 1, 3, 4, 5])
     G = per_sample_loop(model, cross_entropy, x[keep], y[keep])
@@ -277,9 +277,7 @@ def test_a_loader_hands_its_collation_and_workers_over(num_workers):
         x, y = zip(*batch, strict=True)
         return {"x": torch.stack(x), "y": torch.stack(y)}
 
-    model = small_classifier()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    private = attach(model, optimizer, sample_rate=0.2)
+    model, optimizer, private = attached(sample_rate=0.2)
     dataset = TensorDataset(*samples(10))
     given = DataLoader(dataset, collate_fn=collate, num_workers=num_workers)
     loader = private.loader(given)

@@ -5,7 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from models import small_classifier
-from privacy.setting import CLIP, attach, flat_grad, linear, mean_output, samples, train
+from privacy.setting import (
+    CLIP,
+    attach,
+    attached,
+    flat_grad,
+    linear,
+    mean_output,
+    samples,
+    train,
+)
 
 from dome.linalg import largest_angle
 from dome.privacy.releases import clipped_sum_, second_moment_, without_span_
@@ -93,15 +102,9 @@ def test_centring_the_samples_themselves_would_cost_four_times_as_much(rng):
 @pytest.mark.parametrize("number", [1, 2, 9])
 def test_what_the_optimizer_gets_moves_by_at_most_c(basis, number, loss_reduction):
     def last_gradient(x, y):
-        model = small_classifier()
         # Without moving, both worlds have the same history but for the last sample.
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        private = attach(
-            model,
-            optimizer,
-            basis,
-            expected_batch_size=1.0,
-            loss_reduction=loss_reduction,
+        model, optimizer, private = attached(
+            basis, expected_batch_size=1.0, loss_reduction=loss_reduction, lr=0.0
         )
         loss = torch.nn.CrossEntropyLoss(reduction=loss_reduction)
         train(model, optimizer, private, (x, y), loss_fn=loss)
