@@ -195,7 +195,7 @@ def products(
     G: Tensor,
     *,
     pairwise: bool,
-    waiting: Tensor | None = None,
+    mix: Tensor | None = None,
     total: Total = alone,
 ) -> Products:
     """Products of samples with each other and with a basis.
@@ -208,41 +208,31 @@ def products(
         U: Basis, shape (D, K).
         G: Samples, shape (B, D).
         pairwise: Whether to form H Hᵀ, which costs 2 D B² flops, or its diagonal alone.
-        waiting: Rows (P, D) that count as further columns of the basis: V is then
-            (B, K + P) and m (K + P,).
+        mix: Q (K, K), if the basis is U Q.
         total: Adds up sums over the rows of U, where other workers hold the others.
     """
-    W = U.new_zeros(0, len(U)) if waiting is None else waiting
-    seen = _products_then_center(U, W, G, pairwise, total)
+    seen = _products_then_center(U, G, pairwise, mix, total)
     if seen.is_finite() and seen.mean_is_long(LONG_MEAN):
-        return _center_then_products(U, W, G, pairwise, total)
+        return _center_then_products(U, G, pairwise, mix, total)
     return seen
 
 
-def _coordinates(block: Tensor, U: Tensor, W: Tensor, rows: slice) -> Tensor:
-    """A block of samples (B, rows) times [U, Wᵀ], shape (B, K + P)."""
-    own = sum_of_products(block, U[rows].to(block.dtype))
-    if not len(W):
-        return own
-    return torch.cat([own, sum_of_products(block, W[:, rows].T)], dim=1)
-
-
 def _products_then_center(
-    U: Tensor, W: Tensor, G: Tensor, pairwise: bool, total: Total
+    U: Tensor, G: Tensor, pairwise: bool, mix: Tensor | None, total: Total
 ) -> Products:
     B, dtype = len(G), compute_dtype(U.dtype)
-    GU = U.new_zeros(B, U.shape[1] + len(W), dtype=torch.float64)
+    GU = U.new_zeros(B, U.shape[1], dtype=torch.float64)
     inner = U.new_zeros((B, B) if pairwise else (B,), dtype=torch.float64)
     Gmu = torch.zeros_like(GU[:, 0])
     for rows in _readable_blocks(U, G):
         block = G[:, rows].to(dtype)
-        GU += _coordinates(block, U, W, rows)
+        GU += sum_of_products(block, U[rows].to(dtype))
         if pairwise:
             inner += _self_products(block)
         else:
             inner += squared_norms(block)
             Gmu += block @ block.mean(dim=0)
-    GU, inner, Gmu = total(GU, inner, Gmu)
+    GU, inner, Gmu = total(GU if mix is None else GU @ mix, inner, Gmu)
     if pairwise:
         Gmu = inner.mean(dim=1)
     mu2 = Gmu.mean()
@@ -287,19 +277,20 @@ def _self_products(block: Tensor) -> Tensor:
 
 
 def _center_then_products(
-    U: Tensor, W: Tensor, G: Tensor, pairwise: bool, total: Total
+    U: Tensor, G: Tensor, pairwise: bool, mix: Tensor | None, total: Total
 ) -> Products:
     B, dtype = len(G), compute_dtype(U.dtype)
-    coords = U.new_zeros(B + 1, U.shape[1] + len(W), dtype=torch.float64)
+    coords = U.new_zeros(B + 1, U.shape[1], dtype=torch.float64)
     inner = U.new_zeros(B + 1, B + 1 if pairwise else 1, dtype=torch.float64)
     diagonal = U.new_zeros(B, dtype=torch.float64)
     for rows in row_blocks(len(U), B + coords.shape[1]):
         block = G[:, rows].to(dtype)
         mean = block.mean(dim=0, keepdim=True)
         block = torch.cat([block - mean, mean])
-        coords += _coordinates(block, U, W, rows)
+        coords += sum_of_products(block, U[rows].to(dtype))
         inner += block @ block[-inner.shape[1] :].T
         diagonal += squared_norms(block[:B])
+    coords = coords if mix is None else coords @ mix
     coords, inner, diagonal = total(coords, inner, diagonal)
     # Rounding leaves a mean of the order of the precision; H has none.
     V = coords[:B] - coords[:B].mean(dim=0)
@@ -326,7 +317,13 @@ def _centered(G: Tensor, rows: slice, dtype: torch.dtype) -> Tensor:
 
 
 def outside(
-    U: Tensor, G: Tensor, V: Tensor, scale: float, total: Total = alone
+    U: Tensor,
+    G: Tensor,
+    V: Tensor,
+    scale: float,
+    *,
+    mix: Tensor | None = None,
+    total: Total = alone,
 ) -> tuple[Tensor, Tensor]:
     """What centred samples have outside a basis, formed explicitly, block by block.
 
@@ -341,16 +338,18 @@ def outside(
         G: Samples, shape (B, D); H is ``scale * G`` centred.
         V: H U, shape (B, K).
         scale: Factor on the samples.
+        mix: Q (K, K), if the basis is U Q.
         total: Adds up sums over the rows of U, where other workers hold the others.
     """
     dtype = compute_dtype(U.dtype)
     correction = torch.zeros_like(V)
     inner = V.new_zeros(len(G), len(G))
-    coords = (V / scale).to(dtype)
+    coords = ((V if mix is None else V @ mix.T) / scale).to(dtype)
     for rows in row_blocks(len(U), len(G) + U.shape[1]):
         basis = U[rows].to(dtype)
         block = torch.addmm(_centered(G, rows, dtype), coords, basis.T, alpha=-1)
         correction += block @ basis
         inner += block @ block.T
+    correction = correction if mix is None else correction @ mix
     correction, inner = total(correction, inner)
     return correction * scale, inner * scale**2

@@ -1,9 +1,8 @@
 """``plan``: what the filter will cost in memory and time, before training.
 
 Letters: D parameters, K directions, B samples. The basis takes D K numbers and the
-    samples
-D B; a step takes 4 D B K + 2 D K² + 2 D min(B², K² + B K) flops beside the backward
-pass.
+samples D B; a step takes 4 D B K + 2 D min(B², K² + B K) flops beside the backward
+pass, and 2 D K² more if the basis is written out at every update.
 """
 
 import os
@@ -17,7 +16,7 @@ from torch import nn
 
 from dome.layout import Layout
 from dome.linalg import block_rows
-from dome.tall import waiting_rows
+from dome.tall import is_written_out
 from dome.trackers import StreamingPower
 
 CANDIDATES = (
@@ -133,7 +132,10 @@ def plan(
     for kind, dtype in CANDIDATES:
         dims = [block.dim for block in Layout(model, kind).blocks]
         taken = _memory(dims, rank, batch_size, dtype.itemsize)
-        flops = sum(update_flops(dim, min(rank, dim), batch_size) for dim in dims)
+        flops = sum(
+            update_flops(dim, min(rank, dim), batch_size, dtype.itemsize)
+            for dim in dims
+        )
         numbers = sum(dim * min(rank, dim) for dim in dims)
         choices.append(
             Choice(
@@ -149,10 +151,18 @@ def plan(
     return Plan(layout.dim, rank, batch_size, available, tuple(choices))
 
 
-def update_flops(dim: int, rank: int, batch_size: int) -> int:
-    """Floating-point operations of one update and projection."""
+def update_flops(dim: int, rank: int, batch_size: int, itemsize: int = 4) -> int:
+    """Floating-point operations of one update and projection.
+
+    Args:
+        dim: D.
+        rank: K.
+        batch_size: B.
+        itemsize: Bytes in which a number of the basis is stored.
+    """
     B, K = batch_size, rank
-    return dim * (4 * B * K + 2 * K * K + 2 * min(B * B, K * K + B * K) + 4 * K)
+    turn = 2 * K * K if is_written_out(dim, K, itemsize) else 0
+    return dim * (4 * B * K + turn + 2 * min(B * B, K * K + B * K) + 4 * K)
 
 
 def filter_memory(dim: int, rank: int, batch_size: int, itemsize: int) -> int:
@@ -164,12 +174,10 @@ def _memory(dims: Sequence[int], rank: int, batch_size: int, itemsize: int) -> i
     """Bytes of bases, samples, one block of rows, small matrices, gradient copies."""
     basis = sum(dim * min(rank, dim) for dim in dims) * itemsize
     samples = sum(dims) * batch_size * 4
-    waiting = sum(dim * waiting_rows(min(rank, dim), batch_size) for dim in dims) * 4
-    waiting = waiting if itemsize >= 4 else 0  # 16-bit bases are multiplied out at once
     a_row = min(rank, max(dims)) + batch_size
     block = min(block_rows(a_row), max(dims)) * a_row * 4
     small = sum(8 * min(rank, dim) ** 2 for dim in dims) + 3 * 8 * batch_size**2
-    return basis + samples + waiting + block + small + 3 * 4 * sum(dims)
+    return basis + samples + block + small + 3 * 4 * sum(dims)
 
 
 def _largest_rank(

@@ -1,35 +1,39 @@
-"""A tall matrix that is overwritten by combinations of its columns, block by block.
+"""A tall matrix that is overwritten by combinations of its columns.
 
 Shapes: U (D, K), G (B, D) samples, H the same centred, P (K, K), M (B, K).
 
-Where B is much smaller than K, most of an update's flops turn K columns for the sake of
-a few samples. Then U ← U P + Hᵀ M may wait: the centred samples are kept as rows W, and
+U is held as U = S Q, S (D, K) stored and Q (K, K) small. To write U ← U P + Hᵀ M out
+takes 2 D K² flops to turn all the columns, for the sake of B samples. But
 
-    U = [S, Wᵀ] Q        S (D, K) stored, W (P, D) waiting, Q (K + P, K)
+    U P + Hᵀ M  =  (S + Hᵀ M (Q P)⁻¹) Q P
 
-is multiplied out when no more rows may wait. That divides 2 D K² flops by the number
-of updates that waited together, for D P more numbers.
+so that S takes the samples in, 2 D B K flops, and Q ← Q P the turn. What rounding does
+to S counts in U by as much as Q magnifies it; before that is too much, U is written
+out, and Q = 1 again.
 """
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dome import linalg
+from dome import lanes, linalg
 from dome.linalg import Products, compute_dtype
 from dome.pages import large_zeros
 from dome.shard import Total, alone
 
 LEAST_COLUMNS = 16
-TRIANGULAR_COLUMNS = 64  # from which the zero quarter of a triangular P is left out
-WAITING_SHARE = 0.14  # of the K + B rows that U and the samples are; may wait
+MOST_MAGNIFIED = 4.0  # two bits: by how much rounding in S may count in U
+LONGEST = 1e6  # columns of S, where those of U are of length one
+# Rows for each column from which Q⁻¹, about 2 K³ flops, costs little against U P.
+TALL = 32
 
 
-def waiting_rows(width: int, batch_size: int) -> int:
-    """How many rows may wait beside K columns when B come at a time; maybe none."""
-    return int(WAITING_SHARE * (width + batch_size)) // batch_size * batch_size
+def is_written_out(dim: int, width: int, itemsize: int) -> bool:
+    """Whether U (D, K) is one matrix after every update, and not kept as a product.
+
+    16 bits have none to spare that rounding could be magnified by.
+    """
+    return dim < TALL * width or itemsize < torch.float32.itemsize
 
 
 class Tall:
@@ -41,6 +45,7 @@ class Tall:
         dtype: Storage format; products are formed in float32 at least.
         device: Where it lives.
         total: Adds up sums over the rows, where other workers hold the others.
+        may_turn: Whether Q may be other than 1; always written out if not.
     """
 
     def __init__(
@@ -50,30 +55,39 @@ class Tall:
         dtype: torch.dtype,
         device: torch.device | str | None,
         total: Total = alone,
+        *,
+        may_turn: bool = True,
     ) -> None:
         self._total = total
         self._stored = large_zeros((dim, width), dtype, device)
-        self._room = self._stored.new_empty(0, dim, dtype=compute_dtype(dtype))
-        self._num_waiting = 0
-        self._Q = self._no_mix()
+        self._may_turn = may_turn
+        self._Q: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Storage format."""
+        return self._stored.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lives."""
+        return self._stored.device
 
     @property
     def U(self) -> Tensor:  # noqa: N802 (the paper's symbol)
-        """The matrix: a view valid until the next change, a copy if rows wait."""
-        S, W = self._stored, self._waiting()
-        if not len(W):
+        """The matrix: a view valid until the next change, a copy unless Q = 1."""
+        S, Q = self._stored, self._Q
+        if Q is None:
             return S
-        Q = self._Q.to(W.dtype)
         U = torch.empty_like(S)
         for rows in linalg.row_blocks(*S.shape):
-            U[rows] = S[rows] @ Q[: -len(W)] + W[:, rows].T @ Q[-len(W) :]
+            torch.mm(S[rows], Q.to(S.dtype), out=U[rows])
         return U
 
     def settled(self) -> Tensor:
-        """The matrix as a view to write to; waiting rows are multiplied out first."""
-        if self._num_waiting:
-            eye = torch.eye(self._Q.shape[1], dtype=self._Q.dtype).to(self._Q.device)
-            self.recombine_(eye)
+        """The matrix as a view to write to, written out first."""
+        if self._Q is not None:
+            self._write_out(self._Q)
         return self._stored
 
     def recombine_(
@@ -83,156 +97,98 @@ class Tall:
         M: Tensor | None = None,
         *,
         centered: bool = False,
-        may_wait: bool = False,
     ) -> None:
         """U ← U P + Hᵀ M.
 
         Args:
-            P: Shape (K, K), made use of if it is upper triangular; or (K,), a diagonal.
+            P: Shape (K, K); or (K,), a diagonal.
             G: Samples, shape (B, D).
             M: Shape (B, K), columns that sum to zero, so that Gᵀ M = Hᵀ M.
             centered: Centre the samples all the same: the sums are rounded, and a mean
                 much longer than the deviations makes that visible.
-            may_wait: Whether the samples may be kept instead, if they are few.
         """
-        if self._num_waiting:
+        Q = P
+        if self._Q is not None:
             Q = self._Q * P if P.dim() == 1 else self._Q @ P
-            P, E = Q.split([self._stored.shape[1], self._num_waiting])
-        else:
-            E = P.new_empty(0, self._stored.shape[1])
-        if may_wait and G is not None and M is not None and self._has_room(len(G)):
-            self._wait(P, E, G, M)
-        else:
-            self._multiply_out(P, E, G, M, centered)
+        inverse = self._usable_inverse(Q)
+        if inverse is None:
+            self._write_out(Q, G, M, centered)
+            return
+        if G is not None and M is not None:
+            lanes.add_products_(self._stored, G, M @ inverse, centered=centered)
+        self._Q = Q.diag() if Q.dim() == 1 else Q
 
     def products(self, G: Tensor, *, pairwise: bool) -> Products:
         """Products of samples (B, D) with each other and with U."""
-        waiting = self._waiting() if self._num_waiting else None
-        seen = linalg.products(
-            self._stored, G, pairwise=pairwise, waiting=waiting, total=self._total
-        )
-        if waiting is None:
-            return seen
-        return replace(seen, V=seen.V @ self._Q, m=seen.m @ self._Q)
+        S, Q = self._stored, self._Q
+        return linalg.products(S, G, pairwise=pairwise, mix=Q, total=self._total)
 
-    def coordinates(self, gradient: Tensor) -> Tensor:
-        """Uᵀ g for a gradient of shape (D,): float64, (K,)."""
-        c = linalg.coefficients(self._stored, gradient[None])[0]
-        if not self._num_waiting:
-            return self._total(c)[0]
-        W = self._waiting()
-        waiting = linalg.sum_of_products(gradient[None].to(W.dtype), W.T)[0]
-        return self._total(torch.cat([c, waiting]))[0] @ self._Q
+    def outside(self, G: Tensor, V: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """What centred samples have outside U: see ``linalg.outside``."""
+        S, Q = self._stored, self._Q
+        return linalg.outside(S, G, V, scale, mix=Q, total=self._total)
+
+    def gram(self) -> Tensor:
+        """Uᵀ U, shape (K, K)."""
+        C, Q = linalg.gram(self._stored), self._Q
+        return self._total(C if Q is None else Q.T @ C @ Q)[0]
+
+    def coordinates_of(self, G: Tensor) -> Tensor:
+        """G U for samples (B, D): float64, shape (B, K)."""
+        GU, Q = linalg.coefficients(self._stored, G), self._Q
+        return self._total(GU if Q is None else GU @ Q)[0]
 
     def subtract(self, gradient: Tensor, c: Tensor) -> Tensor:
         """g − U c for a gradient of shape (D,) and coordinates (K,)."""
-        S, W = self._stored, self._waiting()
-        if not len(W):
-            return linalg.subtract_combination(gradient, S, c)
-        a, b = (self._Q @ c).split([S.shape[1], len(W)])
-        return linalg.subtract_combination(gradient, S, a).sub_(b.to(W.dtype) @ W)
+        turned = c if self._Q is None else self._Q @ c
+        return linalg.subtract_combination(gradient, self._stored, turned)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What U is made of."""
-        return {
-            "basis": self._stored,
-            "waiting": self._waiting(),
-            "mix": self._Q,
-            # When to multiply out decides how sums are rounded.
-            "most_waiting": torch.tensor(len(self._room)),
-        }
+        """What U is made of: S, and Q unless it is 1."""
+        no_mix = self._stored.new_empty(0, self._stored.shape[1], dtype=torch.float64)
+        return {"basis": self._stored, "mix": no_mix if self._Q is None else self._Q}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take a state of the same shape and storage back."""
         self._stored.copy_(state["basis"])
-        W, most = state["waiting"], int(state["most_waiting"])
-        if most != len(self._room):
-            self._make_room(most)
-        self._num_waiting = len(W)
-        self._room[: len(W)] = W
-        self._Q = state["mix"].to(self._Q, copy=True)
+        mix = state["mix"]
+        self._Q = mix.to(self.device, copy=True) if len(mix) else None
 
-    def _waiting(self) -> Tensor:
-        return self._room[: self._num_waiting]
+    def _usable_inverse(self, Q: Tensor) -> Tensor | None:
+        """Q⁻¹, or None if U = S Q is to be written out."""
+        if not self._may_turn:
+            return None
+        Q = Q.diag() if Q.dim() == 1 else Q
+        inverse, info = torch.linalg.inv_ex(Q)
+        # U has columns of length one, S = U Q⁻¹ those of Q⁻¹. Each of them is rounded
+        # relative to its own length, so that only Q's turns magnify, not its scales.
+        squared = inverse.square().sum(dim=0)
+        magnified = (squared @ Q.square()).max()
+        usable = (magnified <= MOST_MAGNIFIED**2) & (squared.max() <= LONGEST**2)
+        return inverse if bool(usable & (info == 0)) else None
 
-    def _no_mix(self) -> Tensor:
-        width = self._stored.shape[1]
-        return self._stored.new_empty(0, width, dtype=torch.float64)
-
-    def _make_room(self, num_rows: int) -> None:
-        shape = (num_rows, len(self._stored))
-        self._room = large_zeros(shape, self._room.dtype, self._room.device)
-
-    def _has_room(self, num_rows: int) -> bool:
-        """Whether so many rows may wait; makes the room when they are the first."""
-        if self._stored.dtype != self._room.dtype:
-            return False  # 16-bit storage is for saving memory
-        if not len(self._room):
-            most = waiting_rows(self._stored.shape[1], num_rows)
-            self._make_room(most)
-        return self._num_waiting + num_rows <= len(self._room)
-
-    def _wait(self, P: Tensor, E: Tensor, G: Tensor, M: Tensor) -> None:
-        P = P.diag() if P.dim() == 1 else P
-        stop = self._num_waiting + len(G)
-        torch.sub(G, G.mean(dim=0), out=self._room[self._num_waiting : stop])
-        self._Q = torch.cat([P, E, M])
-        self._num_waiting = stop
-
-    def _multiply_out(
+    def _write_out(
         self,
         P: Tensor,
-        E: Tensor,
-        G: Tensor | None,
-        M: Tensor | None,
-        centered: bool,
+        G: Tensor | None = None,
+        M: Tensor | None = None,
+        centered: bool = False,
     ) -> None:
-        """S ← S P + Wᵀ E + Hᵀ M, a block of rows at a time."""
-        dtype, W = self._room.dtype, self._waiting()
-        width = len(P)
+        """S ← S P + Hᵀ M, a block of rows at a time."""
+        dtype, width = compute_dtype(self.dtype), len(P)
         # Kernels take longer for a few columns than for sixteen.
         extra = (0, max(LEAST_COLUMNS - width, 0) if width > 1 else 0)
-        P = P.to(dtype)
-        product = _Product(P if P.dim() == 1 else pad(P, extra))
-        E = pad(E.to(dtype), extra)
+        P = pad((P.diag() if P.dim() == 1 else P).to(dtype), extra)
         M = None if M is None else pad(M.to(dtype), extra)
-        a_row = width + extra[1]
-        num_rows = min(linalg.block_rows(a_row), len(self._stored))
-        scratch = self._room.new_zeros(num_rows, a_row)
+        num_columns = a_row = width + extra[1]
         if G is not None and (centered or G.dtype != dtype):
             a_row += len(G)  # a block of samples is copied, too
-        for rows in linalg.row_blocks(len(self._stored), a_row):
-            old = self._stored[rows]
-            new = scratch[: len(old)]
-            product.write(old.to(dtype), new)
-            if len(W):
-                new.addmm_(W[:, rows].T, E)
-            if G is not None and M is not None:
-                block = G[:, rows].to(dtype)
-                block = block - block.mean(dim=0) if centered else block
-                new.addmm_(block.T, M)
-            old.copy_(new[:, :width])
-        self._num_waiting, self._Q = 0, self._no_mix()
-
-
-class _Product:
-    """U P for many U, for a full, an upper triangular or a diagonal P."""
-
-    def __init__(self, P: Tensor) -> None:
-        self._P, self._half = P, 0
-        if P.dim() == 2 and len(P) >= TRIANGULAR_COLUMNS:
-            half = len(P) // 2
-            if not bool(P[half:, :half].any()):
-                self._half = half
-                self._upper = P[:half].contiguous()
-                self._corner = P[half:, half:].contiguous()
-
-    def write(self, U: Tensor, out: Tensor) -> None:
-        """Write U P into ``out``, which does not overlap U."""
-        if self._P.dim() == 1:
-            torch.mul(U, self._P, out=out[:, : len(self._P)])
-        elif self._half:
-            torch.mm(U[:, : self._half], self._upper, out=out)
-            out[:, self._half :].addmm_(U[:, self._half :], self._corner)
-        else:
-            torch.mm(U, self._P, out=out)
+        scratch = lanes.Scratch(self._stored, a_row, num_columns, dtype)
+        for old, samples in lanes.blocks(self._stored, G, a_row):
+            new = scratch.beside(old)
+            torch.bmm(old.to(dtype), lanes.for_each_lane(P, old), out=new)
+            if M is not None:
+                H = lanes.to_be_multiplied(samples, dtype, centered)
+                new.baddbmm_(H, lanes.for_each_lane(M, old))
+            old.copy_(new[..., :width])
+        self._Q = None

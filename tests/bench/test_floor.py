@@ -17,7 +17,7 @@ class FakeClock:
 
 @pytest.mark.parametrize(("rank", "batch_size"), [(8, 3), (8, 12), (4, 40)])
 def test_flops_are_those_that_plan_counts_without_the_projection(rank, batch_size):
-    dim = 300
+    dim = 3000
     products = floor.update_products(dim, rank, batch_size)
     projection = 4 * dim * rank
     total = sum(p.flops for p in products)

@@ -8,7 +8,8 @@ from dome.trackers import IncrementalSVD, StreamingPower
 
 @pytest.mark.parametrize("forget", [None, 0.3])
 @pytest.mark.parametrize(
-    ("dim", "rank", "num_samples"), [(120, 10, 32), (120, 30, 8), (20, 20, 9)]
+    ("dim", "rank", "num_samples"),
+    [(120, 10, 32), (120, 30, 8), (20, 20, 9), (400, 12, 6)],
 )
 def test_updates_agree_with_an_explicit_svd(rng, dim, rank, num_samples, forget):
     tracker = IncrementalSVD(dim, rank, forget=forget, dtype=torch.float64)

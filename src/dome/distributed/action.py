@@ -37,13 +37,15 @@ class Action:
         self, tracker: StreamingPower, movement: Movement, workers: Workers
     ) -> None:
         self._tracker, self._movement, self._workers = tracker, movement, workers
+        columns = tracker.columns
+        self._width, self._dtype = columns.shape[1], compute_dtype(columns.dtype)
         self._whole: Tensor | None = None
 
     def is_cheaper(self, counts: Sequence[int]) -> bool:
         """Whether it sends less than the samples of so many rows a worker would be."""
         # W columns there and W back, and two for the mean and the gradient, which
         # samples would carry along.
-        columns = 2 * self._tracker.columns.shape[1] + 2
+        columns = 2 * self._width + 2
         return sum(counts) > columns * self._workers.size
 
     def forget(self) -> None:
@@ -70,9 +72,8 @@ class Action:
         if seen.is_finite() and seen.mean_is_long(LONG_MEAN):
             return False
         start = sum(counts[: self._workers.rank])
-        dtype = compute_dtype(self._tracker.columns.dtype)
-        V = (scale * seen.V[start : start + len(rows)]).to(dtype)
-        action = self._movement.scattered(rows.to(dtype).T @ V, "samples")
+        V = (scale * seen.V[start : start + len(rows)]).to(self._dtype)
+        action = self._movement.scattered(rows.to(self._dtype).T @ V, "samples")
 
         def measure() -> Tensor:
             self.forget()

@@ -14,8 +14,7 @@ from dome.distributed.split import Split
 from dome.distributed.workers import Workers
 from dome.layout import Block
 
-# Entries of a tracker's state that have one row, or column, for every parameter.
-SPLIT_ENTRIES = {"basis": 0, "waiting": 1}
+SPLIT = "basis"  # the entry of a tracker's state that has a row for every parameter
 
 
 class Movement:
@@ -69,23 +68,17 @@ class Movement:
         workers = range(self._workers.size)
         ranges = [self.split.rows_of(block, worker) for worker in workers]
         lengths = [rows.stop - rows.start for rows in ranges]
-        whole = dict(state)
-        for name, axis in SPLIT_ENTRIES.items():
-            rows_first = state[name].movedim(axis, 0)
-            collected = self._workers.collect(rows_first, lengths, "basis", only)
-            whole[name] = collected.movedim(0, axis).contiguous()
-        return whole
+        collected = self._workers.collect(state[SPLIT], lengths, "basis", only)
+        return {**state, SPLIT: collected}
 
     def own_state(self, block: Block, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Of the state of a block's tracker in one process, this worker's rows."""
-        rows, own = self.split.rows_of(block, self._workers.rank), dict(state)
-        for name, axis in SPLIT_ENTRIES.items():
-            own[name] = state[name].narrow(axis, rows.start, rows.stop - rows.start)
-        return own
+        rows = self.split.rows_of(block, self._workers.rank)
+        return {**state, SPLIT: state[SPLIT][rows.start : rows.stop]}
 
 
 def describe_whole(block: Block, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A worker's state of a block, with a basis of the whole shape and no numbers."""
-    shape = (block.dim, state["basis"].shape[1])
-    dtype = state["basis"].dtype
-    return {**state, "basis": torch.empty(shape, dtype=dtype, device="meta")}
+    shape = (block.dim, state[SPLIT].shape[1])
+    dtype = state[SPLIT].dtype
+    return {**state, SPLIT: torch.empty(shape, dtype=dtype, device="meta")}

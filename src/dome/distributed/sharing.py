@@ -63,12 +63,7 @@ def share_basis(tracker: Tracker, workers: Workers) -> None:
         state["doubt"] = torch.zeros_like(state["doubt"])
     state["num_updates"] = (numbers / workers.size).round().long().cpu()
     _orthonormalize_(merged, theta, fill=key == "norms", seed=int(numbers))
-    state |= {
-        "basis": merged,
-        key: theta,
-        "waiting": state["waiting"][:0],
-        "mix": state["mix"][:0],
-    }
+    state |= {"basis": merged, key: theta, "mix": state["mix"][:0]}
     if "leading" in state:
         # The columns are sorted now: those that lead are the first ones.
         eye = torch.eye(len(theta), dtype=torch.float64, device=theta.device)
@@ -79,11 +74,8 @@ def share_basis(tracker: Tracker, workers: Workers) -> None:
 
 def _columns(state: Mapping[str, Tensor]) -> Tensor:
     """All the columns of a tracker, shape (D, W)."""
-    S, waiting = state["basis"], state["waiting"]
-    if not len(waiting):
-        return S
-    Q = state["mix"].to(waiting.dtype)
-    return S @ Q[: S.shape[1]] + waiting.T @ Q[S.shape[1] :]
+    S, Q = state["basis"], state["mix"]
+    return S @ Q.to(S.dtype) if len(Q) else S
 
 
 def _orthonormalize_(U: Tensor, theta: Tensor, *, fill: bool, seed: int) -> None:

@@ -139,7 +139,8 @@ def attach(
 def _tracker(name: str, dim: int, rank: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
     if name not in TRACKERS:
         raise ValueError(f"tracker must be one of {tuple(TRACKERS)}, got {name!r}")
-    return TRACKERS[name](dim, rank, **options)
+    # Samples are filtered one by one, with U as a matrix.
+    return TRACKERS[name](dim, rank, **options, factored=False)
 
 
 def _budget(

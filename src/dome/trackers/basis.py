@@ -9,14 +9,12 @@ from torch import Tensor
 from dome.linalg import (
     LONG_MEAN,
     Products,
-    coefficients,
     compute_dtype,
-    gram,
     row_blocks,
 )
 from dome.orthonormal import orthogonality_limit, orthonormalize_
 from dome.shard import Shard
-from dome.tall import Tall
+from dome.tall import Tall, is_written_out
 from dome.trackers.protocol import Update
 
 STORAGE = (torch.float32, torch.float64, torch.bfloat16)
@@ -40,6 +38,7 @@ class Basis:
         device: Where U lives.
         generator: Gives the seed of every random direction; a fixed seed without it.
         shard: The rows that are held here, if other workers hold the others.
+        factored: Whether U may be kept as a product.
     """
 
     def __init__(
@@ -51,6 +50,8 @@ class Basis:
         device: torch.device | str | None,
         generator: torch.Generator | None,
         shard: Shard | None = None,
+        *,
+        factored: bool = True,
     ) -> None:
         if oversample < 0:
             raise ValueError(f"oversample must not be negative, got {oversample}")
@@ -61,7 +62,12 @@ class Basis:
         self.rank, self.oversample = rank, min(oversample, dim - rank)
         self.width = rank + self.oversample
         self.compute_dtype = compute_dtype(dtype)
-        self._tall = Tall(self._shard.num_rows, self.width, dtype, device, self.total)
+        # The same for all workers: a checkpoint puts their rows together.
+        turns = factored and not is_written_out(dim, self.width, dtype.itemsize)
+        num_rows = self._shard.num_rows
+        self._tall = Tall(
+            num_rows, self.width, dtype, device, self.total, may_turn=turns
+        )
         self._beyond = torch.arange(self.width, device=device) >= rank
         self.orthogonality_error = 0.0
         self._seed = DEFAULT_SEED if generator is None else _draw_seed(generator)
@@ -75,11 +81,11 @@ class Basis:
 
     def start_random(self) -> None:
         """U₀: QR of a Gaussian matrix."""
-        every = torch.ones(self.width, dtype=torch.bool, device=self.U.device)
+        every = torch.ones(self.width, dtype=torch.bool, device=self._tall.device)
         self.orthonormalize_(0, every)
         if self.oversample:
             # Which columns lead is not known yet: any do, and the state has its entry.
-            eye = torch.eye(self.width, dtype=torch.float64, device=self.U.device)
+            eye = torch.eye(self.width, dtype=torch.float64, device=self._tall.device)
             self._leading = eye[:, : self.rank].contiguous()
             self._leading_eigenvalues = torch.ones_like(eye[0, : self.rank])
 
@@ -88,9 +94,17 @@ class Basis:
         """All the columns, shape (D, W); a view that the next update makes invalid."""
         return self._tall.U
 
+    def write_out(self) -> None:
+        """Make U one matrix, which can then be read without a copy."""
+        self._tall.settled()
+
     def see(self, G: Tensor, scale: float, *, pairwise: bool) -> Products:
         """What an update must know of the samples ``scale * G``."""
         return self._tall.products(G, pairwise=pairwise).scaled(scale)
+
+    def outside(self, G: Tensor, V: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """H⊥ U and H⊥ H⊥ᵀ of H⊥ = H − V Uᵀ, what samples have outside U."""
+        return self._tall.outside(G, V, scale)
 
     def recombine_(
         self,
@@ -98,12 +112,10 @@ class Basis:
         G: Tensor | None = None,
         M: Tensor | None = None,
         seen: Products | None = None,
-        *,
-        may_wait: bool = False,
     ) -> None:
         """U ← U P + Hᵀ M; P may be a diagonal (W,)."""
         centered = seen is not None and seen.mean_is_long(LONG_MEAN)
-        self._tall.recombine_(P, G, M, centered=centered, may_wait=may_wait)
+        self._tall.recombine_(P, G, M, centered=centered)
 
     def add_action_(self, s: Tensor, a: float, action: Tensor) -> None:
         """U ← U diag(s) + a W for a tall W of U's shape."""
@@ -114,8 +126,7 @@ class Basis:
 
     def coordinates_of(self, G: Tensor, scale: float) -> Tensor:
         """Coordinates of the samples ``scale * G`` in U, shape (B, W)."""
-        (GU,) = self.total(coefficients(self._tall.settled(), G))
-        return scale * GU
+        return scale * self._tall.coordinates_of(G)
 
     def _removed(self, c: Tensor) -> Tensor:
         """Of coordinates in U, those along the directions that are removed."""
@@ -125,7 +136,7 @@ class Basis:
 
     def gram(self) -> Tensor:
         """Uᵀ U, shape (W, W)."""
-        return self.total(gram(self._tall.settled()))[0]
+        return self._tall.gram()
 
     def orthonormalize_(
         self, update: int, empty: Tensor | None = None, num_columns: int | None = None
@@ -149,7 +160,7 @@ class Basis:
             return
         eye = torch.eye(present, dtype=C.dtype, device=C.device)
         self.orthogonality_error = float((C[:present, :present] - eye).abs().max())
-        limit = orthogonality_limit(self.U.dtype, self._shard.dim)
+        limit = orthogonality_limit(self._tall.dtype, self._shard.dim)
         if self.orthogonality_error > limit:
             self.orthonormalize_(update, num_columns=present)
 
@@ -221,7 +232,7 @@ class Basis:
                 f"gradient must have shape ({num_rows},), got {tuple(gradient.shape)}"
             )
         if coordinates is None:
-            coordinates = self._tall.coordinates(gradient)
+            coordinates = self._tall.coordinates_of(gradient[None])[0]
         return self._tall.subtract(gradient, strength * self._removed(coordinates))
 
     def state_dict(self) -> dict[str, Tensor]:

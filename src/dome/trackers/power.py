@@ -6,7 +6,8 @@ Shapes: G (B, D) samples, H = G − mean, U (D, K) basis. Algorithm 2 computes
 
 and holds U, W, Y and Q, four tall matrices. Because UᵀU = I, the Gram matrix of Y is a
 function of V and H Hᵀ alone; its Cholesky factor is R, its diagonal is λ², and U is
-overwritten in place by Y R⁻¹. Cost 4 D B K + 2 D K² + 2 D min(B², K² + B K) flops.
+overwritten in place by Y R⁻¹. Cost 4 D B K + 2 D min(B², K² + B K) flops, and 2 D K²
+now and then (see tall.py).
 """
 
 from collections.abc import Callable
@@ -45,6 +46,8 @@ class StreamingPower:
         generator: Source of the initial basis. Without one, a fixed seed is used.
         shard: The rows of U, and columns of samples, that are held here, if other
             workers hold the others; all workers must update together.
+        factored: Keep U as a product with a small matrix where that saves time. Reading
+            ``basis`` then makes a copy; if it is read at every step, choose False.
     """
 
     def __init__(
@@ -58,9 +61,12 @@ class StreamingPower:
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
         shard: Shard | None = None,
+        factored: bool = True,
     ) -> None:
         self._intake = Intake(dim, rank, forget, shard)
-        self._tall = Basis(dim, rank, oversample, dtype, device, generator, shard)
+        self._tall = Basis(
+            dim, rank, oversample, dtype, device, generator, shard, factored=factored
+        )
         self._tall.start_random()
         width = self._tall.width
         self._norms = torch.ones(width, dtype=torch.float64, device=device)
@@ -140,7 +146,12 @@ class StreamingPower:
             return
         s, a = weights
         self._tall.add_action_(s, a, action)
-        self._end_of_columns(seen, s, a, measure)
+
+        def measure_matrix() -> Tensor:
+            self._tall.write_out()  # samples meet U elsewhere, as one matrix
+            return measure()
+
+        self._end_of_columns(seen, s, a, measure_matrix)
 
     def _step_from_products(
         self, G: Tensor, scale: float, seen: Products, s: Tensor, a: float
@@ -152,7 +163,7 @@ class StreamingPower:
         C += a * a * (V.T @ K @ V)
         inverse, empty, shaky = self._factor(C, len(G))
         P, M = s[:, None] * inverse, a * (V @ inverse)
-        self._tall.recombine_(P, G, scale * M, seen, may_wait=not shaky)
+        self._tall.recombine_(P, G, scale * M, seen)
         if shaky:
             self._tall.orthonormalize_(self._intake.num_updates, empty)
             measured = self._tall.coordinates_of(G, scale)

@@ -9,7 +9,8 @@ keeps the leading K left singular vectors of
 with w and a B the weights of the past and of the newest batch: the best rank-K
 approximation of the averaged covariance, given the last one. In the orthonormal
 coordinates [U, Z], Z spanning what H has outside U, M is a small matrix, so that U is
-overwritten in place by U P + Hᵀ N. Cost 8 D B K + 2 D K² + 2 D B² flops.
+overwritten in place by U P + Hᵀ N. Cost 8 D B K + 2 D B² flops, and 2 D K² now and
+then (see tall.py).
 """
 
 from dataclasses import replace
@@ -17,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dome.linalg import Products, outside
+from dome.linalg import Products
 from dome.shard import Shard
 from dome.trackers.basis import Basis
 from dome.trackers.intake import Intake
@@ -47,6 +48,8 @@ class IncrementalSVD:
         generator: Unused directions are never drawn; accepted so that trackers agree.
         shard: The rows of U, and columns of samples, that are held here, if other
             workers hold the others; all workers must update together.
+        factored: Keep U as a product with a small matrix where that saves time. Reading
+            ``basis`` then makes a copy; if it is read at every step, choose False.
     """
 
     def __init__(
@@ -60,9 +63,12 @@ class IncrementalSVD:
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
         shard: Shard | None = None,
+        factored: bool = True,
     ) -> None:
         self._intake = Intake(dim, rank, forget, shard)
-        self._tall = Basis(dim, rank, oversample, dtype, device, generator, shard)
+        self._tall = Basis(
+            dim, rank, oversample, dtype, device, generator, shard, factored=factored
+        )
         self._values = torch.zeros(self._tall.width, dtype=torch.float64, device=device)
         self._doubt = 0.0  # bound on what rounding did to UᵀU = I since it was mended
         self.last_update: Update | None = None
@@ -116,7 +122,7 @@ class IncrementalSVD:
     def _fold(self, G: Tensor, scale: float, seen: Products, a: float) -> None:
         """U, λ ← leading part of U diag(λ) Uᵀ + a Hᵀ H."""
         width, noise = self._tall.width, NOISE[self._tall.compute_dtype]
-        correction, gram = outside(self._tall.U, G, seen.V, scale, self._tall.total)
+        correction, gram = self._tall.outside(G, seen.V, scale)
         V = seen.V + correction
         gram -= correction @ correction.T
         # Directions Z = (H − V Uᵀ)ᵀ Q θ^(−1/2) of what the batch has outside the basis.

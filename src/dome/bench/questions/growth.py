@@ -15,7 +15,6 @@ from dome.bench.questions import portion
 from dome.bench.tables import TextTable, milliseconds
 from dome.bench.timing import Pace, Variant, measure, seconds_of, spread
 from dome.bench.training import random_samples, updates_to_settle
-from dome.tall import waiting_rows
 from dome.trackers import StreamingPower
 
 if TYPE_CHECKING:
@@ -108,15 +107,8 @@ def _variant(name: str, dim: int, rank: int, batch_size: int) -> Variant:
         samples.append(samples.pop(0))
         tracker.update(samples[0])
 
-    # Updates that wait are cheap, the one that multiplies them out is not: time all.
-    together = waiting_rows(rank, batch_size) // batch_size + 1
-    return Variant(
-        name,
-        update,
-        num_steps=together,
-        num_settle=together,
-        num_warmup=updates_to_settle(batch_size, rank),
-    )
+    settled = updates_to_settle(batch_size, rank)
+    return Variant(name, update, num_warmup=settled)
 
 
 def loglog_slope(x: Sequence[float], y: Sequence[float]) -> float:

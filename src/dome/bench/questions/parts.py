@@ -90,7 +90,7 @@ def compute(config: Config, tell: Tell) -> list[Row]:
     rows: list[Row] = []
     for i, batch_size in enumerate(config.batch_sizes):
         told = portion(tell, f"parts, B = {batch_size}", i, len(config.batch_sizes))
-        rounds = _pairs(measure(_stages(config, batch_size), config.pace, told))
+        rounds = measure(_stages(config, batch_size), config.pace, told)
         rows += _rows(rounds, _floors(config, batch_size), batch_size)
     return rows
 
@@ -115,13 +115,12 @@ def _stages(config: Config, batch_size: int) -> list[Variant]:
         stage("forward", plain.forward),
         stage("backward", plain.backward),
         stage("optimizer", plain.loop.optimizer.step),
-        # Two, so that the step that is timed is one that waits in every other round.
-        Variant("settle ours", ours.step, num_steps=2, num_settle=0, num_warmup=0),
+        stage("settle ours", ours.step),
         stage("forward, captured", ours.forward),
         stage("backward, captured", ours.backward),
         stage("update and filter", ours.filter_),
         stage("optimizer, captured", ours.loop.optimizer.step),
-        Variant("update alone", update, num_steps=2),
+        Variant("update alone", update),
         Variant("filter alone", alone.filter_),
     ]
 
@@ -172,14 +171,6 @@ def _network_flops(loop: Loop) -> tuple[int, int]:
         forward = counter.get_total_flops()
         loss.backward()
     return forward, counter.get_total_flops() - forward
-
-
-def _pairs(rounds: Sequence[Round]) -> list[Round]:
-    """Rounds averaged two by two: updates may wait and be multiplied out in pairs."""
-    return [
-        {name: (a[name] + b[name]) / 2 for name in a}
-        for a, b in zip(rounds[::2], rounds[1::2], strict=False)
-    ]
 
 
 def _rows(

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 PLAIN, OURS, SELDOM = "plain", "ours", "ours, update_every=10"
 SVD, PAPER = 'ours, tracker="svd"', "paper's recipe"
 EVERY = 10
-TOGETHER = 2  # updates in a measurement: they may wait and be multiplied out in pairs
 # Runs in every round to tell what state the machine was in: shared hardware may slow
 # products down without slowing a plain step as much, which no ratio takes out.
 PRODUCT, PRODUCT_SIZE = "square product", 1024
@@ -106,17 +105,11 @@ def _variants(config: Config, batch_size: int) -> list[Variant]:
 
     variants = [
         Variant(PLAIN, Loop(setting, batch_size).step, num_steps=3),
-        Variant(
-            OURS,
-            ours().step,
-            num_steps=2 * TOGETHER,
-            num_settle=TOGETHER,
-            num_warmup=updates,
-        ),
+        Variant(OURS, ours().step, num_steps=4, num_warmup=updates),
         Variant(
             SELDOM,
             ours(update_every=EVERY).step,
-            num_steps=TOGETHER * EVERY,
+            num_steps=EVERY,
             num_warmup=EVERY * updates,
         ),
         Variant(SVD, ours(tracker="svd").step, num_warmup=updates),
