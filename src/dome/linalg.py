@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dome.shard import Total, alone
-from dome.vectors import row_products, weighted_rows, whole_pieces
+from dome.vectors import PIECE_ROWS, row_products, weighted_rows, whole_pieces
 
 # What is converted or written at a time: beside U and the samples, only so much exists.
 # So many rows, and more if they are short: calls on few numbers are mostly overhead.
@@ -26,6 +26,8 @@ VIEW_ROWS = 131072
 LONG_MEAN = 4.0
 # Number of samples from which half of the off-diagonal products is worth saving.
 SPLIT_ROWS = 64
+# Numbers in the products of pieces, before these are added up.
+SUMMANDS = 4_000_000
 
 
 def compute_dtype(storage: torch.dtype) -> torch.dtype:
@@ -264,15 +266,14 @@ def _self_products(block: Tensor) -> Tensor:
     """G Gᵀ of a wide block, three quarters of it computed, the rest by symmetry."""
     if len(block) < SPLIT_ROWS:
         return sum_of_products(block, block.T)
-    half = len(block) // 2
-    total = block.new_zeros(len(block), len(block), dtype=torch.float64)
-    product = torch.empty_like(total, dtype=block.dtype)
-    for columns in row_blocks(block.shape[1], len(block)):
-        part = block[:, columns]
-        torch.mm(part[:half], part.T, out=product[:half])
-        product[half:, :half] = product[:half, half:].T
-        product[half:, half:] = part[half:] @ part[half:].T
-        total += product
+    B, half = len(block), len(block) // 2
+    total = block.new_zeros(B, B, dtype=torch.float64)
+    at_once = max(SUMMANDS // (B * B), 1) * PIECE_ROWS
+    for columns in slices(block.shape[1], at_once):
+        top, bottom = block[:half, columns], block[half:, columns]
+        total[:half] += sum_of_products(top, block[:, columns].T)
+        total[half:, half:] += sum_of_products(bottom, bottom.T)
+    total[half:, :half] = total[:half, half:].T
     return total
 
 
