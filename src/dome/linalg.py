@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from dome.shard import Total, alone
-from dome.vectors import PIECE_ROWS, row_products, weighted_rows, whole_pieces
+from dome.vectors import (
+    PIECE_ROWS,
+    subtract_products_,
+    weighted_rows,
+    whole_pieces,
+)
 
 # What is converted or written at a time: beside U and the samples, only so much exists.
 # So many rows, and more if they are short: calls on few numbers are mostly overhead.
@@ -129,10 +134,13 @@ def subtract_combination(gradient: Tensor, U: Tensor, c: Tensor) -> Tensor:
     # Copied first, on all threads: a bag's kernel leaves the upper halves of vector
     # registers in use, and products would crawl until another kernel clears them.
     result, c = gradient.clone(), c.to(dtype)
+    by_pieces = U.device.type == "cpu" and gradient.dtype == dtype
     for rows in _readable_blocks(U):
         block = U[rows].to(dtype)
-        on_cpu = U.device.type == "cpu"
-        result[rows].sub_(row_products(block, c) if on_cpu else block @ c)
+        if by_pieces:
+            subtract_products_(result[rows], block, c)
+        else:
+            result[rows].sub_(block @ c)
     return result
 
 

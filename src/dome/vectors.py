@@ -29,19 +29,17 @@ def weighted_rows(weights: Tensor, U: Tensor) -> Tensor:
     return sums.sum(dim=0, keepdim=True, dtype=torch.float64)
 
 
-def row_products(U: Tensor, c: Tensor) -> Tensor:
-    """U c for coordinates (K,), shape (D,): a batch of products of short pieces."""
+def subtract_products_(v: Tensor, U: Tensor, c: Tensor) -> None:
+    """v ← v − U c in place for v (D,) and coordinates (K,): short pieces in a batch."""
     num, length = whole_pieces(len(U))
     end = num * length
     # The transpose of a row and not a column: torch goes by strides, and takes a path
     # for the one that is six times as fast as that for the other.
     column = c.expand(num, 1, -1).mT
-    result = U.new_empty(len(U))
     pieces = U[:end].unflatten(0, (num, length))
-    torch.bmm(pieces, column, out=result[:end].view(num, length, 1))
+    v[:end].view(num, length, 1).baddbmm_(pieces, column, alpha=-1)
     if end < len(U):
-        torch.mv(U[end:], c, out=result[end:])
-    return result
+        v[end:].addmv_(U[end:], c, alpha=-1)
 
 
 @lru_cache(maxsize=8)
