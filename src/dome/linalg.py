@@ -320,11 +320,6 @@ def recombine_(U: Tensor, P: Tensor) -> None:
         U[rows] = U[rows].to(dtype) @ P
 
 
-def _centered(G: Tensor, rows: slice, dtype: torch.dtype) -> Tensor:
-    block = G[:, rows].to(dtype)
-    return block - block.mean(dim=0)
-
-
 def outside(
     U: Tensor,
     G: Tensor,
@@ -354,9 +349,14 @@ def outside(
     correction = torch.zeros_like(V)
     inner = V.new_zeros(len(G), len(G))
     coords = ((V if mix is None else V @ mix.T) / scale).to(dtype)
-    for rows in row_blocks(len(U), len(G) + U.shape[1]):
-        basis = U[rows].to(dtype)
-        block = torch.addmm(_centered(G, rows, dtype), coords, basis.T, alpha=-1)
+    width = len(G) + U.shape[1]
+    # One room for all blocks: the first touch of fresh memory costs as much as a product.
+    room = U.new_empty(len(G), min(block_rows(width), len(U)), dtype=dtype)
+    for rows in row_blocks(len(U), width):
+        basis, samples = U[rows].to(dtype), G[:, rows].to(dtype)
+        block = room[:, : len(basis)]
+        torch.sub(samples, samples.mean(dim=0), out=block)
+        block.addmm_(coords, basis.T, alpha=-1)
         correction += block @ basis
         inner += block @ block.T
     correction = correction if mix is None else correction @ mix
