@@ -350,7 +350,7 @@ def outside(
     inner = V.new_zeros(len(G), len(G))
     coords = ((V if mix is None else V @ mix.T) / scale).to(dtype)
     width = len(G) + U.shape[1]
-    # One room for all blocks: the first touch of fresh memory costs as much as a product.
+    # One room for all blocks: first touches of fresh memory cost as much as a product.
     room = U.new_empty(len(G), min(block_rows(width), len(U)), dtype=dtype)
     for rows in row_blocks(len(U), width):
         basis, samples = U[rows].to(dtype), G[:, rows].to(dtype)
