@@ -7,7 +7,7 @@ tracker has not found yet is a column of zeros, and is at a right angle to every
 import torch
 from torch import Tensor
 
-from dome.linalg import coefficients, compute_dtype, row_blocks
+from dome.linalg import block_rows, coefficients, compute_dtype, row_blocks
 
 
 @torch.no_grad()
@@ -82,7 +82,10 @@ def _outside(V: Tensor, W: Tensor, C: Tensor) -> Tensor:
     """RᵀR of R = W − V Cᵀ, formed explicitly block by block, shape (L, L)."""
     total, dtype = C.new_zeros(len(C), len(C)), compute_dtype(V.dtype)
     C = C.to(dtype)
+    num_rows = min(block_rows(V.shape[1]), len(V))
+    room = C.new_empty(num_rows, len(C))  # one: fresh memory costs more than a product
     for rows in row_blocks(*V.shape):
-        residual = W[rows].to(dtype) - V[rows].to(dtype) @ C.T
+        block, other = V[rows].to(dtype), W[rows].to(dtype)
+        residual = torch.addmm(other, block, C.T, alpha=-1, out=room[: len(block)])
         total += residual.T @ residual
     return total

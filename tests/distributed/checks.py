@@ -706,7 +706,8 @@ def everything(model, optimizer, grad_filter):
 
 
 RUNS = {
-    "power": {"rank": 40},  # with updates that wait
+    "power": {"rank": 40},
+    "product": {"rank": 5},  # few enough for a basis kept as a product
     "svd": {"rank": 6, "tracker": "svd"},
     "layers": {"rank": 5, "layout": "layerwise", "oversample": 2},
     "worker": {"rank": 3, "samples": "worker"},

@@ -101,13 +101,13 @@ def test_full_rank_leaves_nothing(make, rng):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("oversample", [0, 5])
 def test_resumes_bit_for_bit(make, dtype, oversample, rng):
-    batches = list(decaying_stream(rng, 90, 6, 230, dtype=torch.float32))
-    straight = make(90, 10, dtype=dtype, oversample=oversample)
+    batches = list(decaying_stream(rng, 500, 6, 230, dtype=torch.float32))
+    straight = make(500, 10, dtype=dtype, oversample=oversample)
     for G in batches[:105]:
         straight.update(G)
     saved = {name: value.clone() for name, value in straight.state_dict().items()}
     # Another seed: what counts must come from the state.
-    resumed = make(90, 10, dtype=dtype, oversample=oversample, generator=rng)
+    resumed = make(500, 10, dtype=dtype, oversample=oversample, generator=rng)
     resumed.load_state_dict(saved)
     for G in batches[105:]:
         straight.update(G)
@@ -125,6 +125,8 @@ def test_a_state_of_another_shape_or_storage_is_refused(make):
         make(20, 4).load_state_dict(saved)
     with pytest.raises(ValueError, match="storage"):
         make(20, 3, dtype=torch.float64).load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"mix has shape \(5, 3\).*older version"):
+        make(20, 3).load_state_dict(saved | {"mix": torch.zeros(5, 3)})
 
 
 @every_tracker

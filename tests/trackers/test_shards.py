@@ -59,7 +59,11 @@ every_tracker = pytest.mark.parametrize("make", TRACKERS.values(), ids=TRACKERS.
 @pytest.mark.parametrize("num_workers", [2, 3])
 @pytest.mark.parametrize(
     ("dim", "rank", "num_samples", "oversample"),
-    [(120, 10, 4, 0), (120, 40, 4, 3), (120, 6, 30, 2), (120, 6, 30, 0), (2, 1, 5, 0)],
+    [
+        *[(120, 10, 4, 0), (120, 40, 4, 3), (120, 6, 30, 2), (120, 6, 30, 0)],
+        # Long enough to be kept as products, of few and of many samples.
+        *[(401, 10, 4, 0), (401, 6, 30, 2), (2, 1, 5, 0)],
+    ],
 )
 def test_shards_together_are_the_whole_tracker(
     make, num_workers, dim, rank, num_samples, oversample, rng

@@ -42,12 +42,15 @@ class Drift:
         seen, self._num_seen = self._num_seen, self._num_seen + 1
         if seen % self._every:
             return None
-        now = {name: tracker.basis.clone() for name, tracker in trackers.items()}
-        before, self._before = self._before, now
-        if before is None:
+        if self._before is None:
+            self._before = {name: t.basis.clone() for name, t in trackers.items()}
             return None
+        angles = []
+        for name, tracker in trackers.items():
+            before, now = self._before[name], tracker.basis
+            angles.append(principal_angles(before, now))
+            before.copy_(now)
         # The projector is block-diagonal: its angles are those of the blocks.
-        angles = [principal_angles(before[name], basis) for name, basis in now.items()]
         return torch.cat(angles).sort().values
 
 

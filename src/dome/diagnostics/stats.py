@@ -100,10 +100,11 @@ def _signal_to_noise(
         captured: ‖Uᵀ g_b‖² over all blocks, shape (B,).
         total: ‖g_b‖² over all blocks, shape (B,).
     """
-    means = [(u.mean_total, u.mean_captured) for u in updates]
-    if len(total) < 2 or any(None in pair for pair in means):
+    means = [m for u in updates for m in (u.mean_total, u.mean_captured)]
+    known = [float(m) for m in means if m is not None]
+    if len(total) < 2 or len(known) < len(means):
         return math.nan, math.nan
-    length, inside = (float(sum(part)) for part in zip(*means, strict=True))
+    length, inside = math.fsum(known[::2]), math.fsum(known[1::2])
     B, all_, kept = len(total), float(total.sum()), float((total - captured).sum())
     before = from_squares(all_ - B * length, length, B)
     after = from_squares(kept - B * (length - inside), length - inside, B)

@@ -135,8 +135,6 @@ class Workers:
             kind: What they are for.
             only: The worker that gets them, the others get nothing; None for all.
         """
-        if 0 in tensor.shape[1:]:
-            return tensor.new_empty(sum(lengths), *tensor.shape[1:])
         # Collectives take equal shapes only.
         padded = tensor.new_zeros(max(lengths), *tensor.shape[1:])
         padded[: len(tensor)] = tensor

@@ -182,17 +182,18 @@ class Basis:
         Otherwise they are to be ``measured``.
         """
         old = seen.V + seen.m
-        overlap = torch.eye(self.width, dtype=old.dtype, device=old.device)
-        new = old
-        if P is not None and M is not None:
-            overlap = P + seen.V.T @ M
+        if P is None or M is None:
+            overlap = torch.eye(self.width, dtype=old.dtype, device=old.device)
+            new = old
+        else:
+            overlap = torch.addmm(P, seen.V.T, M)
             if measured is None:
                 measured = old @ P + (seen.K + seen.Hmu) @ M
             new = measured
         new = new[:, : self.rank] if self._leading is None else new @ self._leading
         # Rows of directions that were not there yet are zero and do not count.
-        num_old = (overlap.square().sum(dim=1) > 0).sum().clamp(min=1)
-        cosines = overlap.square().sum() / num_old
+        squares = overlap.square().sum(dim=1)
+        cosines = squares.sum() / (squares > 0).sum().clamp(min=1)
         return Update(
             captured=new.square().sum(dim=1),
             total=seen.sample_norms_squared,
@@ -258,6 +259,12 @@ class Basis:
             raise ValueError(
                 f"the saved basis is {there.dtype}, this one {here.dtype}: choose the "
                 f"same storage, it cannot be resumed bit for bit otherwise"
+            )
+        if len(state["mix"]) not in (0, self.width):
+            raise ValueError(
+                f"the saved mix has shape {tuple(state['mix'].shape)}, a basis of "
+                f"{self.width} columns has none or a square one: it was written by an "
+                f"older version of dome, finish that run with it"
             )
         self._tall.load_state_dict(state)
         self._seed = int(state["seed"])

@@ -22,8 +22,8 @@ from dome.bench.tables import TextTable, milliseconds, percent
 from dome.bench.timing import Pace, Variant, measure, ratios, seconds_of, spread
 from dome.bench.training import Loop, random_samples, updates_to_settle
 from dome.diagnostics import (
+    Drift,
     batch_spectrum,
-    principal_angles,
     signal_to_noise,
     suggest_rank,
 )
@@ -104,10 +104,10 @@ def _variants(
 ) -> list[Variant]:
     loop = Loop(config.setting, batch_size)
     grad_filter = dome.attach(loop.model, loop.optimizer, config.rank)
-    (tracker,) = grad_filter.trackers.values()
     for _ in range(updates_to_settle(batch_size, config.rank)):
         loop.step()
-    before = tracker.basis.clone()
+    drift = Drift(every=1)
+    drift.observe(grad_filter.trackers)
     samples = random_samples(loop.dim, config.rank, batch_size)[0]
 
     def after_a_step(name: str, run: Callable[[], object]) -> Variant:
@@ -119,7 +119,7 @@ def _variants(
         return lambda: recorder.record(grad_filter, loss=0.5)
 
     def compared() -> object:
-        return principal_angles(before, tracker.basis.clone())
+        return drift.observe(grad_filter.trackers)
 
     recorders = {CSV: folder / "run.csv", JSONL: folder / "run.jsonl"}
     variants = [
