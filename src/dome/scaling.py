@@ -8,6 +8,7 @@ network's speed and flops over the device's, which are arguments. Nothing is mea
 from dataclasses import dataclass
 
 from dome.planning import filter_memory, update_flops
+from dome.trackers.power import is_pairwise
 
 FLOAT = 4  # bytes of a number in gradients and samples
 SMALL = 8  # and in the small matrices that are summed
@@ -165,7 +166,7 @@ class _Problem:
             return one_way * (2 * K + 3) + coordinates + self.ring(SMALL * K * K)
         samples = P if way == "worker" else P * B
         numbers = samples * (K + 1)  # G U and the norms of samples
-        if K * (K + samples) >= samples**2:
+        if is_pairwise(K, samples):
             numbers += samples**2  # H Hᵀ
         else:
             numbers += K * K + samples * (K + 1)  # UᵀU, and G U again
@@ -174,12 +175,12 @@ class _Problem:
             return 2 * one_way + small
         return one_way * (B + 1) + small
 
-    def flops(self, way: str, rank: int) -> float:
+    def flops(self, way: str, rank: int, itemsize: int) -> float:
         """Of a worker, for update and projection."""
         D, B, P = self.dim, self.batch_size, self.num_workers
         if way == "compressed":
-            return update_flops(D, rank, B)
-        return update_flops(D, rank, P if way == "worker" else P * B) / P
+            return update_flops(D, rank, B, itemsize)
+        return update_flops(D, rank, P if way == "worker" else P * B, itemsize) / P
 
 
 def plan_workers(
@@ -220,9 +221,8 @@ def plan_workers(
         for itemsize, storage in ((4, ""), (2, ", basis_dtype=torch.bfloat16")):
             memory = problem.memory(way, rank, itemsize)
             sent = problem.bytes_sent(way, rank)
-            seconds = (
-                sent / machine.bandwidth + problem.flops(way, rank) / machine.speed
-            )
+            flops = problem.flops(way, rank, itemsize)
+            seconds = sent / machine.bandwidth + flops / machine.speed
             waiting = NUM_COLLECTIVES[way] * machine.latency if num_workers > 1 else 0
             choices.append(
                 WorkersChoice(

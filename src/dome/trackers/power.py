@@ -26,6 +26,15 @@ from dome.trackers.protocol import Update
 INDEPENDENT = 0.05  # a column with less of its own (squared) costs more than a digit
 
 
+def is_pairwise(width: int, num_samples: int) -> bool:
+    """Whether an update of B samples and W columns forms H Hᵀ, 2 D B² flops.
+
+    Without it Y is multiplied, and G for the record, which is twice the passes: up to
+    twice the flops are the faster way.
+    """
+    return 2 * width * (width + num_samples) >= num_samples**2
+
+
 class StreamingPower:
     """The paper's tracker: a power iteration on the average centred covariance.
 
@@ -86,10 +95,7 @@ class StreamingPower:
         self._mean_coordinates = None
         if not self._intake.admits(grads):
             return
-        B, width = len(grads), self._tall.width
-        # H Hᵀ costs 2 D B² flops; without it Y is multiplied, and G for the record,
-        # which is twice the passes: up to twice the flops are the faster way.
-        pairwise = 2 * width * (width + B) >= B * B
+        pairwise = is_pairwise(self._tall.width, len(grads))
         self._tall.check_orthogonality(self._intake.num_updates)
         seen = self._tall.see(grads, scale, pairwise=pairwise)
         weights = self._weights(seen, grads.dtype)
