@@ -212,10 +212,11 @@ class Basis:
 
     def leading(self) -> Tensor:
         """The K columns that are removed from gradients, shape (D, K)."""
+        U = self.U
         if self._leading is None:
-            return self.U[:, : self.rank]
+            return U[:, : self.rank]
         rotation = self._leading.to(self.compute_dtype)
-        return (self.U.to(self.compute_dtype) @ rotation).to(self.U.dtype)
+        return (U.to(self.compute_dtype) @ rotation).to(U.dtype)
 
     def leading_eigenvalues(self, all_values: Tensor) -> Tensor:
         """The eigenvalues that go with ``leading()``, shape (K,)."""
