@@ -81,11 +81,6 @@ def test_ctrl_c_stops_it_in_one_line(tmp_path):
     )
     wait_for_child(process.pid, "import torch")
     os.killpg(process.pid, signal.SIGINT)
-    try:
-        _, complaint = process.communicate(timeout=10)
-    except subprocess.TimeoutExpired:
-        # Python drops an interrupt that comes inside a finalizer; one presses again.
-        os.killpg(process.pid, signal.SIGINT)
-        _, complaint = process.communicate(timeout=10)
+    _, complaint = process.communicate(timeout=20)
     assert process.returncode == 130
     assert complaint == f"stopped; questions that were finished are in {tmp_path}\n"
