@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from dome.paper.continual import compute_continual
-from dome.paper.figures.tab03_continual import SCALES
-from dome.paper.rows import Row, append_run, mend, read_runs
-from dome.paper.run import Run
+from dome_lab.paper.continual import compute_continual
+from dome_lab.paper.figures.tab03_continual import SCALES
+from dome_lab.paper.rows import Row, append_run, mend, read_runs
+from dome_lab.paper.run import Run
 
 SEEDS = (100, 101, 102)
 STRENGTHS = {"split": (30, 100, 300, 1000), "permuted": (1, 3, 10, 30, 100)}

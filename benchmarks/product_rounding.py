@@ -1,7 +1,7 @@
 """What a basis kept as a product loses to rounding, for several limits.
 
-``dome.tall`` keeps U = S Q and writes it out before Q magnifies the rounding of S by
-more than ``MOST_MAGNIFIED``. Here trackers in float32 with other limits follow the same
+``dome.numerics.tall`` keeps U = S Q and writes it out before Q magnifies the rounding of
+S by more than ``MOST_MAGNIFIED``. Here trackers in float32 with other limits follow the same
 samples, those of a ResNet-8 that trains on random images, and are held against one in
 float64: how often each writes out, the largest angle between the subspaces, |UᵀU − I|.
 Zero means written out at every update, as if there were no product.
@@ -16,10 +16,10 @@ import math
 import torch
 from torch.nn.functional import cross_entropy
 
-import dome.tall
+import dome.numerics.tall
 from dome import StreamingPower, per_sample_gradients
-from dome.bench.training import Loop
-from dome.linalg import largest_angle
+from dome.numerics.linalg import largest_angle
+from dome_lab.bench.training import Loop
 
 RANK = 100
 LIMITS = (0.0, 2.0, 4.0, 8.0, 32.0, math.inf)
@@ -53,7 +53,7 @@ def main() -> None:
         G = per_sample_gradients(loop.model, cross_entropy, x, y)
         exact.update(G.double())
         for limit, tracker in trackers.items():
-            dome.tall.MOST_MAGNIFIED = limit
+            dome.numerics.tall.MOST_MAGNIFIED = limit
             tracker.update(G)
             written[limit] += len(tracker.state_dict()["mix"]) == 0
             if i == MEET_AT:

@@ -13,10 +13,10 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import cross_entropy
 
-from dome.paper.figures.tab02_privacy import SCALES
-from dome.paper.private import PUBLIC_BATCH, public_samples
-from dome.paper.run import Run
-from dome.paper.train import evaluate, start
+from dome_lab.paper.figures.tab02_privacy import SCALES
+from dome_lab.paper.private import PUBLIC_BATCH, public_samples
+from dome_lab.paper.run import Run
+from dome_lab.paper.train import evaluate, start
 
 LEARNING_RATES = (0.03, 0.1, 0.3)
 EPOCHS = 60

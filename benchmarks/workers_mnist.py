@@ -26,16 +26,16 @@ from torch.optim import Adam, Optimizer
 import dome
 from dome.compression import Compressor, GaussianSketch, HadamardSketch
 from dome.distributed import CompressedFilter
-from dome.paper.figures.fig03_mnist_compression import SCALES
-from dome.paper.models import MODELS
-from dome.paper.randomness import (
+from dome_lab.paper.figures.fig03_mnist_compression import SCALES
+from dome_lab.paper.models import MODELS
+from dome_lab.paper.randomness import (
     FIRST_BASIS,
     INITIAL_WEIGHTS,
     SAMPLE_ORDER,
     SKETCH_NOISE,
     generator,
 )
-from dome.paper.rows import (
+from dome_lab.paper.rows import (
     TRAINING,
     Key,
     Row,
@@ -44,8 +44,8 @@ from dome.paper.rows import (
     read_runs,
     record_session,
 )
-from dome.paper.run import Run
-from dome.paper.train import compute_run, evaluate, load_run_task
+from dome_lab.paper.run import Run
+from dome_lab.paper.train import compute_run, evaluate, load_run_task
 
 RATE = 1000
 SKETCHES = {"gaussian": GaussianSketch, "hadamard": HadamardSketch}

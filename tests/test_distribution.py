@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[1]
-ASSETS = sorted(path.name for path in (ROOT / "src/dome/report/assets").iterdir())
+ASSETS = sorted(path.name for path in (ROOT / "src/dome_lab/report/assets").iterdir())
 pytestmark = pytest.mark.slow
 
 TRAIN = """
@@ -88,8 +88,8 @@ def test_wheel_and_sdist_have_the_page_of_the_report(built):
         sources = [name.split("/", 1)[-1] for name in archive.getnames()]
     assert ASSETS
     for asset in ASSETS:
-        assert f"dome/report/assets/{asset}" in names
-        assert f"src/dome/report/assets/{asset}" in sources
+        assert f"dome_lab/report/assets/{asset}" in names
+        assert f"src/dome_lab/report/assets/{asset}" in sources
     assert "dome/py.typed" in names
     assert {"README.md", "LICENSE", "mkdocs.yml", "pyproject.toml"} <= set(sources)
     assert not [name for name in names if not name.startswith("dome")]

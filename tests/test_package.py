@@ -32,7 +32,7 @@ def test_importing_the_library_needs_torch_alone():
 
 def test_a_function_keeps_its_name_after_its_module_was_imported():
     code = (
-        "import dome.attachment, dome.planning, dome.verification, dome\n"
+        "import dome.attachment, dome.planning.training, dome.verification, dome\n"
         "print(callable(dome.attach), callable(dome.plan), callable(dome.verify))"
     )
     assert run(code) == "True True True"

@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     )
     from dome.attachment import attach
     from dome.filter import GradientFilter
-    from dome.planning import Plan, plan
+    from dome.planning import Plan, WorkersPlan, plan, plan_workers
     from dome.recording import Recorder
     from dome.samples import per_sample_gradients
-    from dome.scaling import WorkersPlan, plan_workers
     from dome.trackers import IncrementalSVD, StreamingPower
     from dome.verification import Report, verify
 
@@ -35,7 +34,7 @@ _HOMES = {
     "Recorder": "dome.recording",
     "Report": "dome.verification",
     "StreamingPower": "dome.trackers",
-    "WorkersPlan": "dome.scaling",
+    "WorkersPlan": "dome.planning",
     "attach": "dome.attachment",
     "compression": "dome.compression",
     "continual": "dome.continual",
@@ -44,7 +43,7 @@ _HOMES = {
     "distributed": "dome.distributed",
     "per_sample_gradients": "dome.samples",
     "plan": "dome.planning",
-    "plan_workers": "dome.scaling",
+    "plan_workers": "dome.planning",
     "privacy": "dome.privacy",
     "verify": "dome.verification",
 }

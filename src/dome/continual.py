@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor, nn
 
-from dome import checkpoint
+from dome import state as states
 from dome.filter import GradientFilter
-from dome.layout import Layout
+from dome.parameters import Layout
 from dome.samples import per_sample_gradients
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -145,7 +145,7 @@ class EWC:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on, as tensors."""
-        return checkpoint.shapes_of(self._layout) | {
+        return states.shapes_of(self._layout) | {
             "fisher": self._fisher.clone(),
             "anchor": self._anchor.clone(),
             "constant": self._constant.clone(),
@@ -154,7 +154,7 @@ class EWC:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state; one of another model is refused."""
-        checkpoint.check_model(self._layout, state)
+        states.check_model(self._layout, state)
         self._fisher = state["fisher"].to(self._fisher, copy=True)
         self._anchor = state["anchor"].to(self._anchor, copy=True)
         self._constant = state["constant"].to(self._constant, copy=True)

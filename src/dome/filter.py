@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dome import checkpoint
-from dome.blocks import make_trackers
+from dome import state as states
 from dome.diagnostics import FilterStats, collect_stats
-from dome.layout import Layout
+from dome.options import Schedule
+from dome.parameters import Layout
 from dome.samples import source_for
-from dome.schedule import Schedule
 from dome.trackers import StreamingPower, Tracker
+from dome.trackers.blockwise import make_trackers
 
 Downstream = Callable[[Tensor], Tensor]
 TrackerFactory = Callable[[int, int], Tracker]
@@ -187,25 +187,24 @@ class GradientFilter:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on bit for bit: a flat dictionary of tensors."""
-        state = checkpoint.shapes_of(self._layout)
+        state = states.shapes_of(self._layout)
         state["num_steps"] = torch.tensor(self._num_steps)
         for name, tracker in self.trackers.items():
-            prefix = f"{checkpoint.BLOCK}{name}."
-            state |= checkpoint.with_prefix(prefix, tracker.state_dict())
-        return state | checkpoint.stages(self._after)
+            prefix = f"{states.BLOCK}{name}."
+            state |= states.with_prefix(prefix, tracker.state_dict())
+        return state | states.stages(self._after)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state; one of another model, layout or rank is refused."""
-        checkpoint.check_model(self._layout, state)
+        states.check_model(self._layout, state)
         own = {name: t.state_dict() for name, t in self.trackers.items()}
         saved = {
-            name: checkpoint.below_prefix(f"{checkpoint.BLOCK}{name}.", state)
-            for name in own
+            name: states.below_prefix(f"{states.BLOCK}{name}.", state) for name in own
         }
-        checkpoint.check_blocks(own, state)
+        states.check_blocks(own, state)
         for name, tracker in self.trackers.items():
             tracker.load_state_dict(saved[name])
-        checkpoint.load_stages(self._after, state)
+        states.load_stages(self._after, state)
         self._num_steps = int(state["num_steps"])
         self._source.discard()
         self._source.arm(self._schedule.takes_samples(self._num_steps))

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dome.layout import Layout, Slot
+from dome.parameters import Layout, Slot
 from dome.samples import per_sample_gradients
-from dome.samples.refuse import check_capturable
+from dome.samples.tracing.refuse import check_capturable
 
 # Two ways to sum the same numbers differ by a few roundings of the largest one.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}

@@ -5,7 +5,7 @@ from torch import nn
 
 from dome.compression import Message, PowerSGD, sum_messages
 from dome.compression.message import HEADER_BYTES
-from dome.layout import Layout
+from dome.parameters import Layout
 
 SHAPES = [(6, 7), (5,), (4, 3, 3, 2), (3, 2), ()]
 DIM = 42 + 5 + 72 + 6 + 1

@@ -6,8 +6,8 @@ from models import batches, small_classifier
 from torch.nn.functional import cross_entropy
 
 import dome
-from dome.angles import principal_angles, subspace_overlap
 from dome.diagnostics import Drift, rms_sine
+from dome.numerics.angles import principal_angles, subspace_overlap
 
 
 def random_basis(rng, dim, num, dtype=torch.float64):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from dome.layout import Layout
+from dome.parameters import Layout
 from dome.samples import PerSample
 
 

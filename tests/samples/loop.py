@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from dome.layout import Layout
+from dome.parameters import Layout
 
 
 def tensors_in(output):

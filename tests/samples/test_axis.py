@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from samples.models import Then
 from torch import nn
 
-from dome.layout import Layout
+from dome.parameters import Layout
 from dome.samples import PerSample
-from dome.samples.axis import Axis
+from dome.samples.tracing.axis import Axis
 
 
 @st.composite

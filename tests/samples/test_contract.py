@@ -6,7 +6,7 @@ from samples.loop import per_sample_loop, sum_loss, tensors_in
 from samples.models import built
 from torch.testing import assert_close
 
-from dome.layout import Layout
+from dome.parameters import Layout
 from dome.samples import PerSample
 
 CASES = {

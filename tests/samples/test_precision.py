@@ -9,7 +9,7 @@ from samples.models import built
 from torch import nn
 from torch.testing import assert_close
 
-from dome.layout import Layout
+from dome.parameters import Layout
 from dome.samples import PerSample
 
 CASES = {**LAYERS, **SEQUENCES, **PARAMETERS}

@@ -6,7 +6,7 @@ from samples.loop import per_sample_loop, sum_loss
 from torch import nn
 from torch.testing import assert_close
 
-from dome.layout import Layout
+from dome.parameters import Layout
 from dome.samples import PerSample
 
 pytestmark = pytest.mark.usefixtures("float64")

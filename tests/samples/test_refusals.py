@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import dome
-from dome.layout import Layout
+from dome.parameters import Layout
 from dome.samples import PerSample, source_for
 
 

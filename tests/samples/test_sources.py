@@ -7,7 +7,7 @@ from opacus.grad_sample import GradSampleHooks
 from torch import nn
 from torch.testing import assert_close
 
-from dome.layout import Layout
+from dome.parameters import Layout
 from dome.samples import (
     MicroBatch,
     OpacusSamples,

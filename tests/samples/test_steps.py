@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from samples.loop import per_sample_loop, sum_loss
 from torch.testing import assert_close
 
-from dome.layout import Layout
+from dome.parameters import Layout
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from reference import average_covariance, fraction, offline_pca
 from streams import decaying_stream, low_rank_stream
 
-from dome.linalg import largest_angle
+from dome.numerics.linalg import largest_angle
 from dome.trackers import TRACKERS
 
 every_tracker = pytest.mark.parametrize("make", TRACKERS.values(), ids=TRACKERS.keys())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from streams import decaying_stream
 
-from dome.shard import Shard
+from dome.numerics.shard import Shard
 from dome.trackers import TRACKERS
 
 

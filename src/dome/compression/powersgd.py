@@ -22,7 +22,7 @@ from dome.compression.low_rank import low_rank
 from dome.compression.message import Message
 from dome.compression.noise import DEFAULT_SEED, Noise
 from dome.compression.vector import check_vector
-from dome.layout import Layout
+from dome.parameters import Layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from dome.batches import Batch, Data
 from dome.curvature.matrix import (
     BATCH_SIZE,
     Loss,
@@ -18,6 +17,7 @@ from dome.curvature.matrix import (
     differentiable_attention,
     linearized,
 )
+from dome.samples.batches import Batch, Data
 
 
 class Covariance:

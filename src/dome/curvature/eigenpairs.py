@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dome.angles import principal_angles, subspace_overlap
 from dome.curvature.matrix import Curvature
+from dome.numerics.angles import principal_angles, subspace_overlap
 
 SEED = 0x63757276  # of the first vector, where no generator is given
 

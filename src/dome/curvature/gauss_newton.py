@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from dome.batches import Batch, Data
 from dome.curvature.matrix import (
     BATCH_SIZE,
     LinearMap,
@@ -18,6 +17,7 @@ from dome.curvature.matrix import (
     linearized,
     pulled,
 )
+from dome.samples.batches import Batch, Data
 
 
 class GaussNewton:

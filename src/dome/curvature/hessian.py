@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
-from dome.batches import Batch, Data
 from dome.curvature.matrix import (
     BATCH_SIZE,
     LinearMap,
@@ -14,6 +13,7 @@ from dome.curvature.matrix import (
     Products,
     pulled,
 )
+from dome.samples.batches import Batch, Data
 
 
 class Hessian:

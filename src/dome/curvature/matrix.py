@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dome.batches import Batch, Batches, Data
-from dome.layout import Layout
+from dome.parameters import Layout
+from dome.samples.batches import Batch, Batches, Data
 
 LossFn = Callable[[Tensor, Tensor], Tensor]
 Parameters = dict[str, Tensor]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dome.angles import principal_angles
+from dome.numerics.angles import principal_angles
 from dome.trackers import Tracker
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dome.linalg import coefficients, squared_norms
+from dome.numerics.linalg import coefficients, squared_norms
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dome.batches import Batches, Data
 from dome.diagnostics.rank import (
     Eigengap,
     SuggestedRank,
@@ -21,6 +20,7 @@ from dome.diagnostics.rank import (
     suggest_rank,
 )
 from dome.samples import per_sample_gradients
+from dome.samples.batches import Batches, Data
 
 COLUMNS = 8192  # of the Gram matrix's sum, converted to float64 at once
 MOST_SAMPLES = 5000  # whose N x N matrix takes 200 MB, beside their gradients

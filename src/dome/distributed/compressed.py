@@ -16,12 +16,12 @@ from dome.compression import Compressor
 from dome.diagnostics import FilterStats
 from dome.distributed.exchange import Exchange
 from dome.distributed.local import LocalGradients, check_switchable
+from dome.distributed.merging import check_shareable, share_basis
 from dome.distributed.sharded import SOURCES, check_samples
-from dome.distributed.sharing import check_shareable, share_basis
 from dome.distributed.traffic import DistributedStats
 from dome.distributed.workers import Workers
 from dome.filter import Downstream, GradientFilter
-from dome.layout import Layout
+from dome.parameters import Layout
 from dome.trackers import Tracker
 
 

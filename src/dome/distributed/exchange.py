@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from dome.compression import Compressor, ErrorFeedback, Message, PowerSGD
-from dome.distributed.greeting import Greeting, greet, has_gradient, make_room
+from dome.distributed.handshake import Greeting, greet, has_gradient, make_room
 from dome.distributed.workers import Workers
-from dome.layout import Layout
+from dome.parameters import Layout
 
 
 class Exchange:

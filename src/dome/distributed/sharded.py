@@ -14,11 +14,10 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from dome import checkpoint
-from dome.blocks import make_trackers
+from dome import state as states
 from dome.diagnostics import collect_stats
-from dome.distributed.action import Action
-from dome.distributed.greeting import (
+from dome.distributed.covariance_action import Action
+from dome.distributed.handshake import (
     Greeting,
     greet,
     has_gradient,
@@ -27,15 +26,16 @@ from dome.distributed.greeting import (
     sample_counts,
 )
 from dome.distributed.local import LocalGradients, check_switchable
-from dome.distributed.movement import Movement, describe_whole
+from dome.distributed.resharding import Movement, describe_whole
 from dome.distributed.traffic import DistributedStats
 from dome.distributed.workers import Workers
 from dome.filter import Downstream, adds_up, pass_through, project
-from dome.layout import Block, Layout
+from dome.numerics.shard import Shard
+from dome.options import Schedule
+from dome.parameters import Block, Layout
 from dome.samples import source_for
-from dome.schedule import Schedule
-from dome.shard import Shard
 from dome.trackers import StreamingPower, Tracker
+from dome.trackers.blockwise import make_trackers
 
 SOURCES = {"per_sample": "per_sample", "worker": "microbatch"}
 
@@ -182,25 +182,25 @@ class ShardedFilter:
         All workers must call it. It is gathered on each, D K numbers; with ``only`` on
         that worker alone, and the others get an empty dictionary.
         """
-        state = checkpoint.shapes_of(self._layout)
+        state = states.shapes_of(self._layout)
         state["num_steps"] = torch.tensor(self._num_steps)
         for block, tracker in zip(self._blocks, self._trackers, strict=True):
-            prefix = f"{checkpoint.BLOCK}{block.name}."
+            prefix = f"{states.BLOCK}{block.name}."
             whole = self._movement.whole_state(block, tracker.state_dict(), only)
-            state |= checkpoint.with_prefix(prefix, whole)
-        state |= checkpoint.stages(self._after)
+            state |= states.with_prefix(prefix, whole)
+        state |= states.stages(self._after)
         return state if only in (None, self._workers.rank) else {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state, of any number of workers or of one process."""
-        checkpoint.check_model(self._layout, state)
+        states.check_model(self._layout, state)
         pairs = list(zip(self._blocks, self._trackers, strict=True))
         own = {b.name: describe_whole(b, t.state_dict()) for b, t in pairs}
-        checkpoint.check_blocks(own, state)
+        states.check_blocks(own, state)
         for block, tracker in pairs:
-            whole = checkpoint.below_prefix(f"{checkpoint.BLOCK}{block.name}.", state)
+            whole = states.below_prefix(f"{states.BLOCK}{block.name}.", state)
             tracker.load_state_dict(self._movement.own_state(block, whole))
-        checkpoint.load_stages(self._after, state)
+        states.load_stages(self._after, state)
         if self._action is not None:
             self._action.forget()
         self._num_steps = int(state["num_steps"])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dome.layout import Block
+from dome.parameters import Block
 
 
 @dataclass(frozen=True, slots=True)

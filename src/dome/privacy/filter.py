@@ -20,9 +20,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.hooks import RemovableHandle
 
-from dome import checkpoint
+from dome import state as states
 from dome.filter import Downstream, pass_through
-from dome.layout import Layout
+from dome.options import Schedule
+from dome.parameters import Layout
 from dome.privacy.accounting import Budget, divided
 from dome.privacy.bases import Basis, Private, Release
 from dome.privacy.errors import PrivacyError
@@ -30,7 +31,6 @@ from dome.privacy.randomness import Randomness
 from dome.privacy.refuse import check_parameters
 from dome.privacy.releases import clipped_sum_, second_moment_, without_span_
 from dome.samples import PerSample
-from dome.schedule import Schedule
 
 if TYPE_CHECKING:
     from dome.privacy.sampling import PoissonLoader
@@ -244,15 +244,15 @@ class PrivateFilter:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Basis and cost so far; no randomness, so that no noise is used twice."""
-        state = checkpoint.shapes_of(self._layout)
-        state |= checkpoint.with_prefix(BASIS, self._basis.state_dict())
-        state |= checkpoint.with_prefix(BUDGET, self._budget.state_dict())
-        return state | checkpoint.stages(self._after)
+        state = states.shapes_of(self._layout)
+        state |= states.with_prefix(BASIS, self._basis.state_dict())
+        state |= states.with_prefix(BUDGET, self._budget.state_dict())
+        return state | states.stages(self._after)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state, with what it has cost."""
-        checkpoint.check_model(self._layout, state)
-        saved = checkpoint.below_prefix(BASIS, state)
+        states.check_model(self._layout, state)
+        saved = states.below_prefix(BASIS, state)
         own = self._basis.state_dict()
         missing = sorted(own.keys() - saved.keys() - {"recent.0"})
         if missing or ("basis" in own and own["basis"].shape != saved["basis"].shape):
@@ -260,8 +260,8 @@ class PrivateFilter:
                 "the checkpoint has another basis: use the same basis, rank and tracker"
             )
         self._basis.load_state_dict(saved)
-        self._budget.load_state_dict(checkpoint.below_prefix(BUDGET, state))
-        checkpoint.load_stages(self._after, state)
+        self._budget.load_state_dict(states.below_prefix(BUDGET, state))
+        states.load_stages(self._after, state)
         self._source.discard()
 
     def __enter__(self) -> Self:

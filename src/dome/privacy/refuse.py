@@ -5,9 +5,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 
-from dome.layout import Layout
+from dome.parameters import Layout
 from dome.privacy.errors import PrivacyError
-from dome.samples.opacus import carries_grad_sample
+from dome.samples.sources.opacus import carries_grad_sample
 
 
 def check_model(model: nn.Module) -> None:

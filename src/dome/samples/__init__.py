@@ -2,13 +2,13 @@
 
 from torch import nn
 
-from dome.layout import Layout
-from dome.samples.capture import PerSample
+from dome.parameters import Layout
 from dome.samples.functional import per_sample_gradients
-from dome.samples.microbatch import MicroBatch
-from dome.samples.opacus import OpacusSamples, carries_grad_sample
 from dome.samples.protocol import SampleSource
-from dome.samples.refuse import check_one_process
+from dome.samples.sources.microbatch import MicroBatch
+from dome.samples.sources.opacus import OpacusSamples, carries_grad_sample
+from dome.samples.sources.per_sample import PerSample
+from dome.samples.tracing.refuse import check_one_process
 
 __all__ = [
     "MicroBatch",

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dome.layout import Layout
-from dome.samples.capture import PerSample
+from dome.parameters import Layout
+from dome.samples.sources.per_sample import PerSample
 
 
 def per_sample_gradients(

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dome.layout import Layout, Slot
-from dome.pages import large_zeros
-from dome.samples.engine import Leaves, Reach, current_backward, has_gradient
+from dome.numerics.pages import large_zeros
+from dome.parameters import Layout, Slot
+from dome.samples.tracing.engine import Leaves, Reach, current_backward, has_gradient
 
 
 class Group:

@@ -14,8 +14,8 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from dome.samples.nested import Value
 from dome.samples.rows import Rows
+from dome.samples.tracing.nested import Value
 
 # What autograd passes to the forward and backward of a function; torch types it so.
 Context = Any

@@ -6,15 +6,15 @@ Shapes: U (D, W) with W = K + oversample orthonormal columns, G (B, D) samples.
 import torch
 from torch import Tensor
 
-from dome.linalg import (
+from dome.numerics.linalg import (
     LONG_MEAN,
     Products,
     compute_dtype,
     row_blocks,
 )
-from dome.orthonormal import orthogonality_limit, orthonormalize_
-from dome.shard import Shard
-from dome.tall import Tall, is_written_out
+from dome.numerics.orthonormal import orthogonality_limit, orthonormalize_
+from dome.numerics.shard import Shard
+from dome.numerics.tall import Tall, is_written_out
 from dome.trackers.protocol import Update
 
 STORAGE = (torch.float32, torch.float64, torch.bfloat16)

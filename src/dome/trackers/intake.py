@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from dome.shard import Shard
+from dome.numerics.shard import Shard
 
 MIN_SAMPLES = 2  # one sample has no centred covariance
 

@@ -16,9 +16,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from dome.linalg import Products
-from dome.orthonormal import cholesky_in_order
-from dome.shard import Shard
+from dome.numerics.linalg import Products
+from dome.numerics.orthonormal import cholesky_in_order
+from dome.numerics.shard import Shard
 from dome.trackers.basis import Basis
 from dome.trackers.intake import Intake
 from dome.trackers.protocol import Update

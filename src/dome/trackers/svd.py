@@ -18,8 +18,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dome.linalg import Products
-from dome.shard import Shard
+from dome.numerics.linalg import Products
+from dome.numerics.shard import Shard
 from dome.trackers.basis import Basis
 from dome.trackers.intake import Intake
 from dome.trackers.protocol import Update

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
-from dome.samples.flow import BROADCASTING, operations
-from dome.samples.nested import Value
 from dome.samples.rules.attention import attention
 from dome.samples.rules.broadcast import assign, broadcast, concatenate
 from dome.samples.rules.cell import gru_cell, lstm_cell, rnn_cell
@@ -26,6 +24,8 @@ from dome.samples.rules.norm import (
     rms_norm,
 )
 from dome.samples.rules.recurrent import gru, lstm, rnn
+from dome.samples.tracing.flow import BROADCASTING, operations
+from dome.samples.tracing.nested import Value
 
 Rule = Callable[..., Value]
 

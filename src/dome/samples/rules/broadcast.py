@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.utils._pytree import tree_map_only
 
-from dome.samples.axis import Axis
-from dome.samples.flow import assigned_axis, operations
-from dome.samples.nested import Value
 from dome.samples.sink import Context, Sink, apply, first_order
-from dome.samples.trace import Call, Derived, Trace
+from dome.samples.tracing.axis import Axis
+from dome.samples.tracing.flow import assigned_axis, operations
+from dome.samples.tracing.nested import Value
+from dome.samples.tracing.trace import Call, Derived, Trace
 
 
 def broadcast(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from dome.samples.nested import Value
 from dome.samples.rules.linear import linear_along
-from dome.samples.trace import Call, Trace
+from dome.samples.tracing.nested import Value
+from dome.samples.tracing.trace import Call, Trace
 
 State = tuple[Tensor, ...]
 Step = Callable[[Tensor, Tensor, State], State]

@@ -13,12 +13,12 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
-from dome.samples.axis import Axis
-from dome.samples.nested import Value
 from dome.samples.rules.product import chunks, product
 from dome.samples.rules.site import Site
 from dome.samples.sink import Context, apply, first_order
-from dome.samples.trace import Call, Trace
+from dome.samples.tracing.axis import Axis
+from dome.samples.tracing.nested import Value
+from dome.samples.tracing.trace import Call, Trace
 
 _FEW_CHANNELS = 8
 # Samples at a time, and numbers. With two threads and 128 samples, 64 in a grouped

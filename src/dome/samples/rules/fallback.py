@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
-from dome.samples.axis import Axis
-from dome.samples.nested import Value, tensors
 from dome.samples.rules.broadcast import spread, spread_copies
-from dome.samples.trace import Batched, Call, Trace
+from dome.samples.tracing.axis import Axis
+from dome.samples.tracing.nested import Value, tensors
+from dome.samples.tracing.trace import Batched, Call, Trace
 
 
 def fallback(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:

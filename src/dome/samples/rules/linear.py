@@ -5,13 +5,13 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
-from dome.samples.axis import Axis
 from dome.samples.rules.broadcast import broadcast
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.product import product
 from dome.samples.rules.site import Site
 from dome.samples.sink import Context, apply, first_order
-from dome.samples.trace import Call, Trace
+from dome.samples.tracing.axis import Axis
+from dome.samples.tracing.trace import Call, Trace
 
 # Up to so many positions a sample, one more product is cheaper than summing the rows.
 _FEW_POSITIONS = 4

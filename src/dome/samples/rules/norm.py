@@ -7,12 +7,12 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
-from dome.samples.nested import Value
-from dome.samples.refuse import mixes_samples
 from dome.samples.rules.broadcast import scale_and_shift
 from dome.samples.rules.site import Site
 from dome.samples.sink import Context, apply, first_order
-from dome.samples.trace import Call, Trace
+from dome.samples.tracing.nested import Value
+from dome.samples.tracing.refuse import mixes_samples
+from dome.samples.tracing.trace import Call, Trace
 
 
 def group_norm(

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from dome.samples.axis import Axis
-from dome.samples.nested import Value
 from dome.samples.rules.cell import (
     State,
     Step,
@@ -26,7 +24,9 @@ from dome.samples.rules.cell import (
 from dome.samples.rules.linear import linear_along, weight_gradient
 from dome.samples.rules.site import Site
 from dome.samples.sink import Context, apply, first_order
-from dome.samples.trace import Call, Trace
+from dome.samples.tracing.axis import Axis
+from dome.samples.tracing.nested import Value
+from dome.samples.tracing.trace import Call, Trace
 
 
 def lstm(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dome.samples.axis import Axis
 from dome.samples.sink import Sink
+from dome.samples.tracing.axis import Axis
 
 
 @dataclass(frozen=True, slots=True)

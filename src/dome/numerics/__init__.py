@@ -1,0 +1,1 @@
+"""Everything that walks over the D rows of a basis."""

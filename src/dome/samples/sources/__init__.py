@@ -1,0 +1,1 @@
+"""Where gradient samples come from."""

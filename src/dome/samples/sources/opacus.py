@@ -1,0 +1,88 @@
+"""Samples from a model that Opacus hooks already: its ``grad_sample`` read as it is."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from dome.parameters import Layout
+
+
+def carries_grad_sample(model: nn.Module) -> bool:
+    """Whether Opacus' hooks are on the model."""
+    return any(hasattr(p, "grad_sample") for p in model.parameters())
+
+
+class OpacusSamples:
+    """Rows from the ``grad_sample`` attribute of each parameter.
+
+    Args:
+        model: A ``GradSampleModule``, or a model with ``GradSampleHooks`` on it.
+        layout: The tracked parameters.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        self._model = model
+        self._layout = layout
+
+    def arm(self, active: bool) -> None:
+        """Switch Opacus' hooks, where the model is wrapped, and start afresh."""
+        self.discard()
+        switch = getattr(
+            self._model, "enable_hooks" if active else "disable_hooks", None
+        )
+        if switch is not None:
+            switch()
+
+    def watch(self, inputs: object) -> AbstractContextManager[None]:
+        """Nothing to do: Opacus' hooks are on every layer."""
+        del inputs
+        return nullcontext()
+
+    def expect(self, loss: Tensor) -> None:
+        """Nothing to do: Opacus' hooks are on every layer."""
+
+    def take(self) -> Tensor | None:
+        """The rows (B, D) in all ``grad_sample``; see the protocol."""
+        captured = [_batches(p) for p in self._layout.parameters]
+        self.discard()
+        sizes = next(
+            ([len(g) for g in batches] for batches in captured if batches), None
+        )
+        if sizes is None:
+            return None
+        like = self._layout.parameters[0]
+        rows = like.new_zeros((sum(sizes), self._layout.dim), requires_grad=False)
+        for batches, slot in zip(captured, self._layout.slots, strict=True):
+            if batches:
+                rows[:, slot.start : slot.stop] = torch.cat(batches).flatten(1)
+        return self._unscaled(rows, sizes)
+
+    def discard(self) -> None:
+        """Clear ``grad_sample``."""
+        for p in self._layout.parameters:
+            if hasattr(p, "grad_sample"):
+                p.grad_sample = None
+
+    def detach(self) -> None:
+        """Nothing to remove: the hooks are Opacus' own."""
+
+    def _unscaled(self, rows: Tensor, sizes: list[int]) -> Tensor:
+        """Rows that sum to ``.grad``: Opacus multiplies those of a mean loss by B."""
+        counts = rows.new_tensor([float(n) for n in sizes for _ in range(n)])
+        mean = rows / counts[:, None]
+        reduction = getattr(self._model, "loss_reduction", None)
+        if reduction is None:
+            # Hooks without a wrapper do not tell: the gradient itself does.
+            total = self._layout.gather()
+            near = torch.dist(mean.sum(0), total) <= torch.dist(rows.sum(0), total)
+            reduction = "mean" if near else "sum"
+        return mean if reduction == "mean" else rows
+
+
+def _batches(p: nn.Parameter) -> list[Tensor]:
+    """The samples of a parameter, one tensor for each accumulated batch."""
+    found = getattr(p, "grad_sample", None)
+    if found is None:
+        return []
+    return found if isinstance(found, list) else [found]

@@ -1,0 +1,1 @@
+"""Which tensor holds which sample where."""

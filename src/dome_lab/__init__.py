@@ -1,0 +1,1 @@
+"""The laboratory: what the command ``dome`` runs. Extra: ``dome-torch[lab]``."""

@@ -1,0 +1,143 @@
+"""What this machine can do: its rate of float32 products, and of copying.
+
+Letters: D parameters, K directions, B samples. An update cannot take less time than its
+products take at the best rate measured here for their shapes, nor less than it takes to
+bring U and the samples from memory.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from dome_lab.bench.timing import Clock
+
+BLOCKS = (2048, 8192)  # rows at once; the better rate counts
+NUM_REPEATS = 5
+COPY_NUMBERS = 16_000_000  # 64 MB, beyond the caches
+FLOAT32 = 4
+
+Work = tuple[Callable[[], object], int]  # what to run, and its flops
+Maker = Callable[[int], Work]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """One kind of product in an update.
+
+    Attributes:
+        name: The product, in symbols.
+        flops: Floating-point operations for all D rows.
+        rate: The best rate measured for its shape, flops a second.
+    """
+
+    name: str
+    flops: int
+    rate: float
+
+    @property
+    def seconds(self) -> float:
+        """The least time it can take."""
+        return self.flops / self.rate
+
+
+def update_products(
+    dim: int, rank: int, batch_size: int, clock: Clock = time.perf_counter
+) -> list[Product]:
+    """The products of one update in Gram form, with the rates of this machine.
+
+    Without U P, 2 D K² flops: that may be put off for as long as one likes.
+    """
+    D, K, B = dim, rank, batch_size
+    kinds = [
+        ("H U", 2 * D * B * K, _times_basis(B, K)),
+        ("Hᵀ M", 2 * D * B * K, _from_samples(B, K)),
+    ]
+    if B * B <= K * K + B * K:
+        kinds.append(("H Hᵀ", 2 * D * B * B, _times_basis(B, B)))
+    else:
+        kinds.append(("Yᵀ Y", 2 * D * K * K, _times_basis(K, K)))
+        kinds.append(("G U", 2 * D * B * K, _times_basis(B, K)))
+    return [
+        Product(name, flops, max(_rate(make, rows, clock) for rows in (*BLOCKS, D)))
+        for name, flops, make in kinds
+    ]
+
+
+def update_bytes(dim: int, rank: int, batch_size: int) -> int:
+    """Bytes an update moves: U read twice and written once, the samples read twice."""
+    return FLOAT32 * dim * (3 * rank + 2 * batch_size)
+
+
+def samples_bytes(dim: int, batch_size: int) -> int:
+    """Bytes of the samples, written once and read once."""
+    return FLOAT32 * 2 * dim * batch_size
+
+
+def copy_rate(
+    num_numbers: int = COPY_NUMBERS, clock: Clock = time.perf_counter
+) -> float:
+    """Bytes read plus bytes written a second, by the best of a few large copies."""
+    source = torch.zeros(num_numbers)
+    target = torch.zeros(num_numbers)
+    best = _best_seconds(lambda: target.copy_(source), clock)
+    return 2 * FLOAT32 * num_numbers / best
+
+
+def square_rate(size: int, clock: Clock = time.perf_counter) -> float:
+    """Flops a second of a large square product, the best this machine does."""
+    return _rate(_recombined(size), size, clock)
+
+
+def square_product(size: int) -> Work:
+    """A large square product to run now and then, and its flops."""
+    return _recombined(size)(size)
+
+
+def _rate(make: Maker, rows: int, clock: Clock) -> float:
+    run, flops = make(rows)
+    return flops / _best_seconds(run, clock)
+
+
+def _best_seconds(run: Callable[[], object], clock: Clock) -> float:
+    run()
+    best = float("inf")
+    for _ in range(NUM_REPEATS):
+        start = clock()
+        run()
+        best = min(best, clock() - start)
+    return best
+
+
+def _times_basis(left: int, right: int) -> Maker:
+    """(left, rows) times (rows, right): a product over the parameters."""
+
+    def make(rows: int) -> Work:
+        H, U = torch.ones(left, rows), torch.ones(rows, right)
+        out = torch.empty(left, right)
+        return lambda: torch.mm(H, U, out=out), 2 * left * rows * right
+
+    return make
+
+
+def _from_samples(batch_size: int, rank: int) -> Maker:
+    """(rows, B) times (B, K), the samples lying as (B, rows)."""
+
+    def make(rows: int) -> Work:
+        H, M = torch.ones(batch_size, rows), torch.ones(batch_size, rank)
+        out = torch.empty(rows, rank)
+        return lambda: torch.mm(H.T, M, out=out), 2 * rows * batch_size * rank
+
+    return make
+
+
+def _recombined(rank: int) -> Maker:
+    """(rows, K) times (K, K)."""
+
+    def make(rows: int) -> Work:
+        U, P = torch.ones(rows, rank), torch.ones(rank, rank)
+        out = torch.empty(rows, rank)
+        return lambda: torch.mm(U, P, out=out), 2 * rows * rank * rank
+
+    return make

@@ -1,0 +1,262 @@
+"""How much memory does a filtered step take beyond a plain one?
+
+Each case in a process of its own: plain steps, then filtered ones, the peak of resident
+memory read after each. The extra is the difference of the two peaks, to be held against
+1.25 (d k + d B) numbers and against what ``dome.plan`` predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+import dome
+from dome.planning.training import available_memory
+from dome_lab.bench.memory import (
+    TIDY_MALLOC,
+    in_fresh_process,
+    peak_resident,
+    reset_peak,
+)
+from dome_lab.bench.paper_recipe import MISSING, grad_sample_module
+from dome_lab.bench.tables import TextTable, mebibytes
+from dome_lab.bench.training import Loop, attach_paper_recipe, filtered_loop
+
+if TYPE_CHECKING:
+    from dome_lab.bench.questions import Tell
+    from dome_lab.bench.results import Row
+
+OURS, PAPER = "ours", "paper's recipe"
+ALLOWED = 1.25  # times (d k + d B) numbers
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One way to train.
+
+    Attributes:
+        setting: Name of the network, as in ``dome_lab.bench.training``.
+        batch_size: Samples B.
+        rank: Directions K, with a layer-wise layout those of each layer.
+        method: Ours, or the paper's recipe.
+        layout: "global" or "layerwise".
+        dtype: Storage of the basis.
+        num_updates: Filtered steps before the one that is measured.
+        limit: Bytes of resident memory all of it has to fit in, if there is a limit.
+        seconds: About how long it takes.
+    """
+
+    setting: str
+    batch_size: int
+    rank: int
+    method: str = OURS
+    layout: str = "global"
+    dtype: str = "float32"
+    num_updates: int = 12
+    limit: int | None = None
+    seconds: float = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of the question."""
+
+    cases: Sequence[Case]
+
+
+SMALL = tuple(
+    Case(setting="resnet8", batch_size=batch_size, rank=100, method=method)
+    for batch_size in (16, 128)
+    for method in (OURS, PAPER)
+)
+
+
+def _large(layout: str, dtype: str, rank: int, limit: int) -> Case:
+    return Case(
+        setting="resnet18",
+        batch_size=64,
+        rank=rank,
+        layout=layout,
+        dtype=dtype,
+        num_updates=2,
+        limit=limit * GIB,
+        seconds=200.0,
+    )
+
+
+LARGE = (
+    _large("global", "float32", 200, 16),
+    _large("global", "bfloat16", 200, 8),
+    _large("layerwise", "bfloat16", 200, 8),
+    # Every layer has a basis of this rank: 200 in float32 would be as large as global.
+    _large("layerwise", "float32", 100, 8),
+)
+
+SCALES = {
+    "smoke": Config(
+        cases=(Case(setting="resnet8 on 8x8", batch_size=5, rank=3, num_updates=2),)
+    ),
+    "quick": Config(cases=SMALL[::2]),
+    "usual": Config(cases=SMALL),
+    "full": Config(cases=SMALL + LARGE),
+}
+
+
+def expected_seconds(config: Config) -> float:
+    """About how long it takes."""
+    return sum(case.seconds for case in config.cases)
+
+
+def compute(config: Config, tell: Tell) -> list[Row]:
+    """One row per case; one that cannot run has a reason instead of numbers."""
+    rows: list[Row] = []
+    whole, done = expected_seconds(config), 0.0
+    for case in config.cases:
+        tell(f"memory, {_name(asdict(case))}", done / whole)
+        reason = _obstacle(case)
+        numbers = {"skipped": reason} if reason else _measured(case)
+        rows.append(asdict(case) | numbers)
+        done += case.seconds
+    tell("memory", 1.0)
+    return rows
+
+
+def _obstacle(case: Case) -> str | None:
+    if case.method == PAPER:
+        try:
+            grad_sample_module()
+        except ModuleNotFoundError:
+            return MISSING
+    available = available_memory(torch.device("cpu"))
+    if case.limit is not None and available < case.limit:
+        return f"{mebibytes(case.limit)} needed, {mebibytes(available)} available"
+    return None
+
+
+def _measured(case: Case) -> Row:
+    peaks = in_fresh_process(
+        __name__,
+        "peaks",
+        # Where the whole process has a limit, memory is what a user's process takes.
+        TIDY_MALLOC if case.limit is None else {},
+        **{k: v for k, v in asdict(case).items() if k not in {"limit", "seconds"}},
+    )
+    model = Loop(case.setting, 1).model
+    dim = sum(p.numel() for p in model.parameters())
+    extra = peaks["filtered"] - peaks["plain"]
+    itemsize = getattr(torch, case.dtype).itemsize
+    floor = dim * (case.rank * itemsize + case.batch_size * 4)
+    predicted = None
+    if case.method == OURS:
+        choices = dome.plan(model, case.rank, case.batch_size).choices
+        wanted = (case.layout, getattr(torch, case.dtype))
+        predicted = next(
+            c.memory for c in choices if (c.layout, c.basis_dtype) == wanted
+        )
+    return {
+        **peaks,
+        "dim": dim,
+        "extra": extra,
+        "floor": floor,
+        "allowed": ALLOWED * floor,
+        "predicted": predicted,
+    }
+
+
+def peaks(
+    setting: str,
+    batch_size: int,
+    rank: int,
+    method: str,
+    layout: str,
+    dtype: str,
+    num_updates: int,
+) -> dict[str, int | bool]:
+    """Peaks of resident memory in this process: plain step, filtered step, all."""
+    _load_code()
+    # No more inputs than are used: they would count as memory that training takes.
+    loop = Loop(setting, batch_size, num_updates + 1)
+    for _ in range(2):  # the first makes what torch keeps for good
+        loop.step()
+    highest = peak_resident()
+    is_reset = reset_peak()
+    loop.step()
+    plain = peak_resident()
+    if method == OURS:
+        storage = getattr(torch, dtype)
+        dome.attach(
+            loop.model, loop.optimizer, rank, layout=layout, basis_dtype=storage
+        )
+    else:
+        attach_paper_recipe(loop, rank)
+    for _ in range(num_updates):
+        loop.step()
+    highest = max(highest, peak_resident())
+    reset_peak()
+    loop.step()
+    filtered = peak_resident()
+    return {
+        "plain": plain,
+        "filtered": filtered,
+        "highest": max(highest, filtered),
+        "is_reset": is_reset,
+    }
+
+
+def _load_code() -> None:
+    """Run small filters, so that the machine code of their kernels counts as plain."""
+    for batch_size in (4, 8):  # the two ways of an update
+        small = filtered_loop("resnet8 on 8x8", batch_size, rank=2)
+        for _ in range(3):
+            small.step()
+
+
+def _name(row: Row) -> str:
+    method = "" if row["method"] == OURS else f", {row['method']}"
+    return (
+        f"{row['setting']}, {row['layout']} {row['dtype']}, k = {row['rank']}, "
+        f"B = {row['batch_size']}{method}"
+    )
+
+
+def table(rows: list[Row]) -> TextTable:
+    """Cases: extra against floor and ``plan``, the process against its limit."""
+    notes = [f"{_name(row)}: {row['skipped']}." for row in rows if "skipped" in row]
+    measured = [row for row in rows if "skipped" not in row]
+    if not all(row["is_reset"] for row in measured):
+        notes.append("The peak cannot be reset here: the extra includes the start.")
+    lines = [
+        [
+            _name(row),
+            mebibytes(row["extra"]),
+            mebibytes(row["floor"]),
+            f"{row['extra'] / row['floor']:.2f}",
+            f"{ALLOWED}",
+            _prediction(row),
+            mebibytes(row["highest"]),
+            "-" if row["limit"] is None else mebibytes(row["limit"]),
+        ]
+        for row in measured
+    ]
+    headings = (
+        "",
+        "extra of a step",
+        "d k + d B",
+        "ratio",
+        "at most",
+        "plan (off by)",
+        "whole process",
+        "at most",
+    )
+    return TextTable("Peak resident memory", headings, lines, notes)
+
+
+def _prediction(row: Row) -> str:
+    if row["predicted"] is None:
+        return "-"
+    off = row["predicted"] / row["extra"] - 1 if row["extra"] > 0 else float("nan")
+    return f"{mebibytes(row['predicted'])} ({off:+.0%})"

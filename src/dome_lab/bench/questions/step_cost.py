@@ -1,0 +1,229 @@
+"""What does a filtered step cost, against a plain one and the paper's recipe?
+
+Variants take turns in one process; ratios are medians over rounds of the ratio within a
+round. The measurement of ``update_every=10`` is the average of ten steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dome_lab.bench.floor import square_product
+from dome_lab.bench.paper_recipe import MISSING, quiet_hooks
+from dome_lab.bench.questions import portion
+from dome_lab.bench.tables import TextTable, milliseconds
+from dome_lab.bench.timing import (
+    Pace,
+    Round,
+    Spread,
+    Variant,
+    measure,
+    ratios,
+    seconds_of,
+    spread,
+)
+from dome_lab.bench.training import (
+    Loop,
+    attach_paper_recipe,
+    filtered_loop,
+    updates_to_settle,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from dome_lab.bench.questions import Tell
+    from dome_lab.bench.results import Row
+
+PLAIN, OURS, SELDOM = "plain", "ours", "ours, update_every=10"
+SVD, PAPER = 'ours, tracker="svd"', "paper's recipe"
+EVERY = 10
+# Runs in every round to tell what state the machine was in: shared hardware may slow
+# products down without slowing a plain step as much, which no ratio takes out.
+PRODUCT, PRODUCT_SIZE = "square product", 1024
+# Largest ratio to a plain step that is the goal, at two cores and rank 100.
+TARGETS = {(OURS, 16): 2.8, (OURS, 128): 2.2, (SELDOM, 16): 1.4, (SELDOM, 128): 1.2}
+# Smallest ratio of the paper's recipe to our step that is the goal.
+GAINS = {(OURS, 16): 4.0, (OURS, 128): 1.8}
+COLOURS = {
+    OURS: "#0072B2",
+    SELDOM: "#56B4E9",
+    SVD: "#009E73",
+    PAPER: "#D55E00",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of the question; ``pace`` is that of one batch size."""
+
+    setting: str = "resnet8"
+    rank: int = 100
+    batch_sizes: Sequence[int] = (16, 128)
+    pace: Pace = field(default_factory=lambda: Pace(seconds=120, least=9))
+
+
+SCALES = {
+    "smoke": Config(
+        setting="resnet8 on 8x8",
+        rank=3,
+        batch_sizes=(5,),
+        pace=Pace(seconds=0, least=2),
+    ),
+    "quick": Config(pace=Pace(seconds=45)),
+    "usual": Config(),
+    "full": Config(batch_sizes=(8, 16, 32, 64, 128, 256)),
+}
+
+
+def expected_seconds(config: Config) -> float:
+    """About how long it takes."""
+    return 5 + len(config.batch_sizes) * config.pace.seconds
+
+
+def compute(config: Config, tell: Tell) -> list[Row]:
+    """One row per batch size and variant."""
+    rows: list[Row] = []
+    for i, batch_size in enumerate(config.batch_sizes):
+        told = portion(tell, f"step cost, B = {batch_size}", i, len(config.batch_sizes))
+        run, flops = square_product(PRODUCT_SIZE)
+        variants = [*_variants(config, batch_size), Variant(PRODUCT, run)]
+        with quiet_hooks():
+            rounds = measure(variants, config.pace, told)
+        rows += _rows(rounds, batch_size, flops)
+    return rows
+
+
+def _variants(config: Config, batch_size: int) -> list[Variant]:
+    setting, rank = config.setting, config.rank
+    updates = updates_to_settle(batch_size, rank)
+
+    def ours(**options: object) -> Loop:
+        return filtered_loop(setting, batch_size, rank, **options)
+
+    variants = [
+        Variant(PLAIN, Loop(setting, batch_size).step, num_steps=3),
+        Variant(OURS, ours().step, num_steps=4, num_warmup=updates),
+        Variant(
+            SELDOM,
+            ours(update_every=EVERY).step,
+            num_steps=EVERY,
+            num_warmup=EVERY * updates,
+        ),
+        Variant(SVD, ours(tracker="svd").step, num_warmup=updates),
+    ]
+    paper = Loop(setting, batch_size)
+    try:
+        attach_paper_recipe(paper, rank)
+    except ModuleNotFoundError:
+        return variants
+    return [*variants, Variant(PAPER, paper.step, num_warmup=updates)]
+
+
+def _rows(rounds: Sequence[Round], batch_size: int, flops: int) -> list[Row]:
+    rows: list[Row] = []
+    rate = spread([flops / seconds for seconds in seconds_of(rounds, PRODUCT)])
+    for name in rounds[0]:
+        if name == PRODUCT:
+            continue
+        seconds = spread(seconds_of(rounds, name))
+        to_plain = spread(ratios(rounds, name, PLAIN))
+        row: Row = {
+            "batch_size": batch_size,
+            "variant": name,
+            "num_rounds": len(rounds),
+            "median": seconds.median,
+            "low": seconds.low,
+            "high": seconds.high,
+            "ratio": to_plain.median,
+            "ratio_low": to_plain.low,
+            "ratio_high": to_plain.high,
+            "target": TARGETS.get((name, batch_size)),
+            "gain_target": GAINS.get((name, batch_size)),
+            "sgemm": rate.median,
+            "sgemm_low": rate.low,
+            "sgemm_high": rate.high,
+            "seconds": seconds_of(rounds, name),
+        }
+        if PAPER in rounds[0]:
+            gain = spread(ratios(rounds, PAPER, name))
+            row |= {"gain": gain.median, "gain_low": gain.low, "gain_high": gain.high}
+        rows.append(row)
+    return rows
+
+
+def table(rows: list[Row]) -> TextTable:
+    """Variants by batch size: time, ratio to plain, and how much the paper's takes."""
+    with_paper = any(row["variant"] == PAPER for row in rows)
+    notes = ["Medians, quartiles in brackets. Ratios are taken within a round."]
+    if not with_paper:
+        notes.append(f"{MISSING[0].upper()}{MISSING[1:]}.")
+    rates = {row["batch_size"]: _gigaflops(row) for row in rows}
+    during = "; ".join(f"{rate} at B = {size}" for size, rate in rates.items())
+    notes.append(f"Square float32 products meanwhile, GF/s: {during}.")
+    lines = []
+    for row in rows:
+        gain = _spread(row, "gain") if "gain" in row else "-"
+        lines.append(
+            [
+                f"B = {row['batch_size']}: {row['variant']}",
+                f"{milliseconds(row['median'])} "
+                f"({row['low'] * 1e3:.3g} - {row['high'] * 1e3:.3g})",
+                _spread(row, "ratio"),
+                "-" if row["target"] is None else f"{row['target']}",
+                gain,
+                "-" if row["gain_target"] is None else f"{row['gain_target']}",
+            ]
+        )
+    return TextTable(
+        "Time of a training step",
+        ("", "step", "step / plain", "at most", "paper's recipe / step", "at least"),
+        lines,
+        notes,
+    )
+
+
+def _spread(row: Row, key: str) -> str:
+    return str(Spread(row[key], row[f"{key}_low"], row[f"{key}_high"]))
+
+
+def _gigaflops(row: Row) -> str:
+    median, low, high = (row[k] / 1e9 for k in ("sgemm", "sgemm_low", "sgemm_high"))
+    return f"{median:.0f} ({low:.0f} - {high:.0f})"
+
+
+def draw(rows: list[Row]) -> Figure:
+    """Ratios to a plain step as bars, the goals as lines."""
+    from matplotlib.figure import Figure
+
+    sizes = sorted({row["batch_size"] for row in rows})
+    names = [name for name in COLOURS if any(row["variant"] == name for row in rows)]
+    figure = Figure(figsize=(3 + 3.5 * len(sizes), 5), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / len(names)
+    for row in rows:
+        if row["variant"] == PLAIN:
+            continue
+        place = names.index(row["variant"]) - (len(names) - 1) / 2
+        x = sizes.index(row["batch_size"]) + width * place
+        ratio = row["ratio"]
+        error = [[ratio - row["ratio_low"]], [row["ratio_high"] - ratio]]
+        axes.bar(x, ratio, 0.92 * width, color=COLOURS[row["variant"]])
+        axes.errorbar(x, ratio, yerr=error, color="#333333", capsize=3)
+        axes.annotate(
+            f"{ratio:.1f}", (x, row["ratio_high"]), (0, 4), ha="center",
+            textcoords="offset points",
+        )  # fmt: skip
+        if row["target"] is not None:
+            edges = (x - width / 2, x + width / 2)
+            axes.plot(edges, [row["target"]] * 2, color="black", linewidth=2.5)
+    axes.axhline(1, color="#555555", linestyle=":")
+    axes.set_xticks(range(len(sizes)), [f"B = {size}" for size in sizes])
+    axes.set_ylabel("step / plain step")
+    axes.set_title("Cost of a filtered step; black lines: the goal", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    handles = [axes.bar(0, 0, color=COLOURS[name], label=name) for name in names]
+    axes.legend(handles=handles, frameon=False)
+    return figure

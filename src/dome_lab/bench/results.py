@@ -1,0 +1,67 @@
+"""Results on disk: one JSON a question, with what made them; a table; a picture."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dome_lab.bench.tables import TextTable
+from dome_lab.paper.rows import provenance, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+
+
+def machine() -> Row:
+    """Versions, commit, processor, cores and threads."""
+    threads = torch.get_num_threads()
+    return provenance() | {"processor": _processor(), "threads": threads}
+
+
+def save(
+    folder: Path, question: str, config: object, seconds: float, rows: list[Row]
+) -> Path:
+    """Write the rows and what made them; whole or not at all."""
+    facts: Mapping[str, Any] = {
+        "question": question,
+        "config": asdict(config),  # type: ignore[call-overload] # Config of a question
+        "machine": machine(),
+        "seconds": round(seconds, 1),
+        "rows": rows,
+    }
+    path = folder / f"{question}.json"
+    write_text(path, json.dumps(facts, indent=1) + "\n")
+    return path
+
+
+def save_table(folder: Path, question: str, table: TextTable) -> Path:
+    """Write the table as Markdown, to be pasted."""
+    path = folder / f"{question}.md"
+    write_text(path, table.markdown())
+    return path
+
+
+def save_figure(folder: Path, question: str, figure: Figure) -> Path:
+    """Write the picture whole or not at all."""
+    path = folder / f"{question}.png"
+    temporary = path.with_name(path.name + ".tmp")
+    figure.savefig(temporary, format="png")
+    temporary.replace(path)
+    return path
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()

@@ -1,0 +1,65 @@
+"""``dome bench``: what the filter costs on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dome_lab.cli.screen import UserError, check_folder, console, one_line_errors
+
+
+def command(
+    context: typer.Context,
+    questions: Annotated[
+        list[str] | None, typer.Argument(help="Which to ask; all if none is named.")
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Short; step_cost alone if none is named."),
+    ] = False,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Long; ResNet-18 too, which takes 16 GiB."),
+    ] = False,
+    out: Annotated[
+        Path, typer.Option(help="Folder for numbers, tables and pictures.")
+    ] = Path("dome-bench"),
+) -> None:
+    """Measure what the filter costs on this machine.
+
+    Questions: step_cost, compressors, diagnostics, growth, memory, parts, startup.
+    """
+    with one_line_errors(context, f"questions that were finished are in {out}"):
+        if quick and full:
+            raise UserError("--quick and --full exclude each other")
+        from dome_lab.bench.questions import HEADLINE, question_names
+
+        known = question_names()
+        unknown = [name for name in questions or () if name not in known]
+        if unknown:
+            raise UserError(
+                f"no question {unknown[0]!r}: choose from {', '.join(known)}"
+            )
+        check_folder(out)
+        names = questions or ([HEADLINE] if quick else known)
+        scale = "quick" if quick else "full" if full else "usual"
+        _ask(list(dict.fromkeys(names)), scale, out)
+
+
+def _ask(names: list[str], scale: str, out: Path) -> None:
+    from dome_lab.bench import run
+    from dome_lab.cli.progress import simple_bar
+
+    with simple_bar() as bar:
+        task = bar.add_task("starting", total=run.expected_seconds(names, scale))
+
+        def tell(what: str, behind: float) -> None:
+            bar.update(task, description=what, completed=behind)
+
+        for answer in run.ask(names, scale, out, tell):
+            console.print(answer.table.rich())
+            for note in answer.table.notes:
+                console.print(note)
+            console.print("Files: " + ", ".join(map(str, answer.paths)), soft_wrap=True)

@@ -1,0 +1,55 @@
+"""``dome report``: runs side by side on one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dome_lab.cli.screen import (
+    UserError,
+    check_folder,
+    one_line_errors,
+    show_path,
+    users_values,
+)
+
+MANY = 2  # sections that are named in the title
+
+
+def command(
+    context: typer.Context,
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN_OR_ROWS...",
+            help="Files of rows (JSON lines), or folders that have them.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The page; report.html beside the first rows by default."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+) -> None:
+    """Write one HTML page that compares runs, and needs no network.
+
+    Takes what dome demo, dome reproduce and dome train wrote, and rows of your own.
+    """
+    with one_line_errors(context, "no page was written"):
+        from dome_lab.report.page import REPORT_FILE, write_report
+        from dome_lab.report.sections import file_sections
+
+        if out is None:
+            first = paths[0]
+            out = (first if first.is_dir() else first.parent) / REPORT_FILE
+        with users_values():
+            sections = file_sections(paths)
+        if out.is_dir():
+            raise UserError(f"--out {out} is a folder: give a file")
+        check_folder(out.absolute().parent)
+        names = list(dict.fromkeys(section.name for section in sections))
+        what = f"{len(names)} figures" if len(names) > MANY else ", ".join(names)
+        write_report(out, title or f"dome report: {what}", sections)
+        show_path(out)

@@ -1,0 +1,243 @@
+"""``dome reproduce``: figures of the paper, computed, drawn and judged."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dome_lab.cli.screen import (
+    UserError,
+    check_folder,
+    console,
+    duration,
+    one_line_errors,
+    show_path,
+    users_values,
+)
+
+if TYPE_CHECKING:
+    from dome_lab.paper.reproduce import Conclusion, Plan
+
+SCALES = ("smoke", "cpu", "paper")
+ALL = "all"
+
+
+def command(
+    context: typer.Context,
+    figures: Annotated[
+        list[str] | None,
+        typer.Argument(help="Such as fig03; or all. --list shows what there is."),
+    ] = None,
+    scale: Annotated[
+        str,
+        typer.Option(
+            help="smoke: seconds, on digits. cpu: real data, small. "
+            "paper: the paper's settings, for a GPU."
+        ),
+    ] = "cpu",
+    out: Annotated[
+        Path, typer.Option(help="Folder for rows, figures and verdicts.")
+    ] = Path("dome-results"),
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs at a time; one a core by default."),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of data sets; DOME_DATA, else the Hub, by default."),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Show what there is.")] = False,
+    draw_only: Annotated[
+        bool, typer.Option("--draw-only", help="Draw from the rows; compute nothing.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask, however long it takes.")
+    ] = False,
+) -> None:
+    """Compute figures of the paper, draw them, and judge the paper's claims.
+
+    Ctrl-C stops it, and the same command goes on where it stopped.
+    """
+    left = f"what is finished is in {out}; the same command goes on"
+    with one_line_errors(context, left):
+        with users_values():
+            names = _names(figures or [], scale, listing=list_)
+        if list_:
+            _show_list(names)
+            return
+        check_folder(out)
+        if data_dir is not None:
+            os.environ["DOME_DATA"] = str(data_dir)  # for all processes
+        from dome_lab.paper.figures import load_figure
+        from dome_lab.paper.reproduce import make_plan
+
+        modules = {name: load_figure(name) for name in names}
+        plan = make_plan(modules, scale, out / scale)
+        if draw_only:
+            _draw(plan)
+            return
+        num_workers = jobs or _default_jobs()
+        started = time.perf_counter()
+        if plan.missing:
+            _prepare(plan, scale, num_workers, yes=yes)
+        _show_conclusions(_compute(plan, num_workers), plan)
+        console.print(f"This took {duration(time.perf_counter() - started)}.")
+
+
+def _names(figures: list[str], scale: str, *, listing: bool) -> list[str]:
+    from dome_lab.paper.figures import figure_names, full_name
+    from dome_lab.paper.run import check_name
+
+    check_name("scale", scale, SCALES)
+    if ALL in figures or (listing and not figures):
+        return figure_names()
+    if not figures:
+        raise UserError(
+            "which figure? Name some, or all; dome reproduce --list shows them"
+        )
+    return list(dict.fromkeys(full_name(name) for name in figures))
+
+
+def _show_list(names: list[str]) -> None:
+    from dome_lab.paper.figures import caption, load_figure, short_name
+    from dome_lab.report.claims_text import figure_table
+
+    captions = {short_name(name): caption(name) for name in names}
+    modules = {short_name(name): load_figure(name) for name in names}
+    numbers = {
+        name: [len(m.runs(m.SCALES[scale])) for scale in SCALES]
+        for name, m in modules.items()
+    }
+    console.print(figure_table(captions, SCALES, numbers))
+    console.print("dome reproduce FIGURE ... --scale cpu, or: dome reproduce all")
+
+
+def _default_jobs() -> int:
+    """One run a core; a GPU is given one run at a time."""
+    from dome_lab.paper.device import training_device
+    from dome_lab.paper.workers import available_cores
+
+    return available_cores() if training_device().type == "cpu" else 1
+
+
+def _prepare(plan: Plan, scale: str, num_workers: int, *, yes: bool) -> None:
+    """Everything that can stop a long computation before it begins."""
+    from dome_lab.paper.device import training_device
+    from dome_lab.paper.reproduce import read_samples
+
+    total = len({job.key for figure in plan.figures for job in figure.jobs})
+    there = total - len(plan.missing)
+    if there:
+        console.print(f"Going on: {there} of {total} runs are there.")
+    long = scale == "paper" and training_device().type == "cpu"
+    if long and not yes and not _has_terminal():
+        raise UserError(
+            "the paper's settings take days without a GPU, and there is nobody to "
+            "ask: add --yes, or --scale cpu"
+        )
+    with console.status("Reading the samples ...") as status:
+        for samples in read_samples(plan):
+            status.update(f"Reading the samples ... {samples} is there.")
+    if long:
+        _predict(plan, num_workers)
+        if not (yes or typer.confirm("Start?")):
+            raise UserError("not started")
+
+
+def _predict(plan: Plan, num_workers: int) -> None:
+    from dome_lab.cli.progress import simple_bar
+    from dome_lab.paper.cost import kind_of
+    from dome_lab.paper.reproduce import predict_costs
+    from dome_lab.report.claims_text import cost_table
+
+    kinds = {kind_of(job.key) for job in plan.missing}
+    predictions = {}
+    with simple_bar() as bar:
+        task = bar.add_task("timing a few steps", total=len(kinds))
+        for kind, prediction in predict_costs(plan):
+            predictions[kind] = prediction
+            bar.update(task, advance=1)
+    console.print(cost_table(plan.missing, predictions, num_workers))
+
+
+def _has_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _compute(plan: Plan, num_workers: int) -> list[Conclusion]:
+    """Compute what is missing; draw each figure as soon as it has all its runs."""
+    from dome_lab.cli.progress import followed
+    from dome_lab.paper.cost import TimeLeft
+    from dome_lab.paper.reproduce import compute, conclude
+
+    waiting = list(plan.figures)
+    done: list[Conclusion] = []
+
+    def draw_ready() -> None:
+        for figure in [f for f in waiting if not f.num_missing(plan.found)]:
+            waiting.remove(figure)
+            done.append(conclude(figure, plan.found))
+            console.print(f"{figure.name}: {done[-1].pictures[0]}", soft_wrap=True)
+
+    if plan.missing:
+        time_left = TimeLeft([job.key for job in plan.missing], num_workers)
+        time_left.learn_from(plan.found)
+        for event in followed(compute(plan, num_workers), time_left):
+            if event.stored:
+                draw_ready()
+    draw_ready()
+    return done
+
+
+def _draw(plan: Plan) -> None:
+    from dome_lab.paper.figures import short_name
+    from dome_lab.paper.reproduce import conclude
+
+    missing = {figure: figure.num_missing(plan.found) for figure in plan.figures}
+    ready = [figure for figure, number in missing.items() if not number]
+    _show_conclusions([conclude(figure, plan.found) for figure in ready], plan)
+    lacking = [
+        f"{number} of {len(figure.jobs)} for {short_name(figure.name)}"
+        for figure, number in missing.items()
+        if number
+    ]
+    if lacking:
+        raise UserError(
+            f"runs are missing, {', '.join(lacking)}: compute them without --draw-only"
+        )
+
+
+def _show_conclusions(conclusions: list[Conclusion], plan: Plan) -> None:
+    from dome_lab.paper.reproduce import CLAIMS_FILE
+    from dome_lab.report.claims_text import claims_table, summary
+
+    if not conclusions:
+        return
+    order = [figure.name for figure in plan.figures]
+    conclusions.sort(key=lambda conclusion: order.index(conclusion.name))
+    claims = [claim for conclusion in conclusions for claim in conclusion.claims]
+    console.print(claims_table(claims))
+    console.print(summary(claims))
+    for conclusion in conclusions:
+        console.print(
+            f"{conclusion.name}: {', '.join(map(str, conclusion.pictures))} "
+            f"({duration(conclusion.seconds)} of computing)",
+            soft_wrap=True,
+        )
+    console.print(f"Verdicts: {plan.figures[0].folder / CLAIMS_FILE}", soft_wrap=True)
+    _write_report(plan.figures[0].folder, plan.figures[0].scale)
+
+
+def _write_report(folder: Path, scale: str) -> None:
+    from dome_lab.report.page import REPORT_FILE, write_report
+    from dome_lab.report.sections import figure_sections
+
+    page = folder / REPORT_FILE
+    title = f"dome reproduce: the paper's figures at scale {scale}"
+    write_report(page, title, figure_sections(folder, scale))
+    show_path(page)

@@ -1,0 +1,114 @@
+"""What all commands share: the terminal, errors in one line, checks of folders."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+BAD_USAGE, INTERRUPTED = 2, 130
+MINUTE, HOUR, DAY = 60, 3600, 86400
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+# Where typer keeps its UsageError depends on the version.
+_UsageError: Any = typer.BadParameter.__bases__[0]
+
+
+class UserError(Exception):
+    """A mistake in what the user asked for; the message says how to mend it."""
+
+
+class OneLineErrors(TyperGroup):
+    """The group of commands; a wrong option is one line, not a box of seven."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as typer's own
+        """Run the command given, and leave with its exit code."""
+        try:
+            code = super().main(*args, **kwargs | {"standalone_mode": False})
+        except _UsageError as error:
+            if type(error).show is not _UsageError.show:
+                error.show()  # not an error to type nothing: this shows the help
+            else:
+                show_error(error.format_message())
+            code = BAD_USAGE
+        except typer.Abort:
+            errors.print("stopped")
+            code = INTERRUPTED
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+@contextmanager
+def one_line_errors(context: typer.Context, left: str) -> Iterator[None]:
+    """Turn what can go wrong into one line and an exit code; ``left`` by Ctrl-C."""
+    debug = bool(context.obj)
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print(f"stopped; {left}")
+        raise typer.Exit(INTERRUPTED) from None
+    except UserError as error:
+        _fail(str(error), BAD_USAGE, debug)
+    except ModuleNotFoundError as error:
+        _fail(f"{error.name} is missing: pip install 'dome-torch[lab]'", 1, debug)
+    except (OSError, RuntimeError, ValueError) as error:
+        _fail(f"{error} (dome --debug shows where)", 1, debug)
+
+
+@contextmanager
+def users_values() -> Iterator[None]:
+    """What is refused inside is a mistake in what the user gave."""
+    try:
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def show_error(message: str) -> None:
+    """Print a message in one line, as errors are."""
+    errors.print(f"dome: {' '.join(message.split())}", style="red", markup=False)
+
+
+def check_folder(out: Path) -> None:
+    """Make the folder and find out now, not after a minute, whether it takes files."""
+    if out.is_file():
+        raise UserError(f"--out {out} is a file: give a folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        why = error.strerror
+        raise UserError(f"--out {out} cannot be written to: {why}") from error
+
+
+def show_path(page: Path) -> None:
+    """Say where a report is."""
+    console.print(f"Report: {page}", soft_wrap=True, markup=False)
+
+
+def duration(seconds: float) -> str:
+    """A time in two units at most, as one says it."""
+    if seconds < MINUTE:
+        return f"{seconds:.0f} s"
+    if seconds < HOUR:
+        return f"{seconds / MINUTE:.0f} min"
+    if seconds < 2 * DAY:
+        return f"{seconds // HOUR:.0f} h {seconds % HOUR / MINUTE:02.0f} min"
+    return f"{seconds / DAY:,.0f} days"
+
+
+def _fail(message: str, code: int, debug: bool) -> None:
+    if debug:
+        errors.print(traceback.format_exc(), markup=False)
+    show_error(message)
+    raise typer.Exit(code)

@@ -1,0 +1,203 @@
+"""``dome train``: one run of the experiments, with any setting."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dome_lab.cli.screen import (
+    UserError,
+    check_folder,
+    console,
+    one_line_errors,
+    users_values,
+)
+
+if TYPE_CHECKING:
+    from dome_lab.paper.rows import Row
+    from dome_lab.paper.run import Run
+
+
+def command(
+    context: typer.Context,
+    task: Annotated[
+        str,
+        typer.Option(
+            help="digits, mnist, cifar10, tiny_imagenet, dbpedia or made_text."
+        ),
+    ] = "digits",
+    model: Annotated[
+        str, typer.Option(help="resnet8, resnet18 or transformer.")
+    ] = "resnet8",
+    optimizer: Annotated[str, typer.Option(help="sgd or adam.")] = "adam",
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
+    momentum: Annotated[float, typer.Option(help="Of sgd.")] = 0.0,
+    epochs: Annotated[int, typer.Option(help="Passes over the samples.")] = 10,
+    batch_size: Annotated[int, typer.Option(help="Samples a step.")] = 128,
+    seed: Annotated[
+        int, typer.Option(help="Of weights, order, noise and first basis.")
+    ] = 0,
+    num_train: Annotated[
+        int | None, typer.Option(help="Training samples; all by default.")
+    ] = None,
+    num_test: Annotated[
+        int | None, typer.Option(help="Test samples; all by default.")
+    ] = None,
+    num_classes: Annotated[
+        int | None, typer.Option(help="The first classes only; all by default.")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Directions to track; no filter by default.")
+    ] = None,
+    removes: Annotated[
+        str,
+        typer.Option(
+            help="Of the gradient: the tracked span, the rest, nothing (watch only), "
+            "or uncoded (the span is sent exactly beside the sketch of the rest); or "
+            "the leading eigenvectors of the hessian."
+        ),
+    ] = "span",
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Compress so many times; no compression by default."),
+    ] = None,
+    compressor: Annotated[
+        str,
+        typer.Option(
+            help="gaussian, hadamard, randomk, terngrad, qsgd, or with error feedback: "
+            "randomk+feedback, topk+feedback, signsgd+feedback, powersgd+feedback."
+        ),
+    ] = "gaussian",
+    tracker: Annotated[str, typer.Option(help="power or svd.")] = "power",
+    forget: Annotated[
+        float | None,
+        typer.Option(help="Weight of the newest batch; averages all by default."),
+    ] = None,
+    update_every: Annotated[
+        int, typer.Option(help="Steps between updates of the basis.")
+    ] = 1,
+    layout: Annotated[str, typer.Option(help="global or layerwise.")] = "global",
+    oversample: Annotated[
+        int, typer.Option(help="Directions tracked beyond those removed.")
+    ] = 0,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of data sets; DOME_DATA, else the Hub, by default."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File (JSON lines) to add the rows to.")
+    ] = None,
+    threads: Annotated[
+        int,
+        typer.Option(min=1, help="More are faster; the last digits depend on them."),
+    ] = 1,
+) -> None:
+    """Train once and show every epoch.
+
+    The same settings give the same rows as they do in the figures of dome reproduce.
+    """
+    with one_line_errors(context, "nothing of the run is kept"):
+        if data_dir is not None:
+            os.environ["DOME_DATA"] = str(data_dir)  # for what loads the samples
+        import torch
+
+        from dome_lab.paper.run import Run
+
+        torch.set_num_threads(threads)
+        with users_values():
+            run = Run(
+                task=task,
+                model=model,
+                seed=seed,
+                batch_size=batch_size,
+                epochs=epochs,
+                optimizer=optimizer,
+                lr=lr,
+                momentum=momentum,
+                num_train=num_train,
+                num_test=num_test,
+                num_classes=num_classes,
+                rank=rank,
+                removes=removes,
+                rate=rate,
+                compressor=compressor,
+                tracker=tracker,
+                forget=forget,
+                update_every=update_every,
+                layout=layout,
+                oversample=oversample,
+            )
+        _check_file(out)
+        _train(run, out)
+
+
+def _train(run: Run, out: Path | None) -> None:
+    from dome_lab.paper.device import device_name
+    from dome_lab.paper.rows import (
+        TRAINING,
+        append_run,
+        mend,
+        read_runs,
+        record_session,
+    )
+    from dome_lab.report.train_text import heading, line
+
+    if out is not None:
+        mend(out)
+        found = read_runs([out]).get((TRAINING, run))
+        if found is not None:
+            console.print(f"{run}: is in {out} already.", soft_wrap=True)
+            console.print("\n".join([heading(), *map(line, found)]))
+            return
+    rows = _rows(run)
+    if out is not None:
+        record_session(out, {"what": "runs of dome train"}, device_name())
+        append_run(out, rows)
+        console.print(f"Rows: {out}", soft_wrap=True)
+
+
+def _rows(run: Run) -> list[Row]:
+    from dome_lab.cli.progress import simple_bar
+    from dome_lab.paper.train import compute_run
+    from dome_lab.report.train_text import heading, line
+
+    rows: list[Row] = []
+    with simple_bar(transient=True) as bar:
+        task = bar.add_task(f"reading {run.task}", total=None)
+
+        def tell(epoch: int, step: int, num_steps: int) -> None:
+            bar.update(
+                task,
+                total=run.epochs * num_steps,
+                completed=(epoch - 1) * num_steps + step,
+                description=f"epoch {epoch}/{run.epochs}, step {step}/{num_steps}",
+            )
+
+        computed = compute_run(run, tell)
+        with users_values():  # the samples, the model and the filter are made here
+            rows.append(next(computed))
+        console.print(str(run), soft_wrap=True)
+        console.print(heading())
+        console.print(line(rows[0]))
+        for row in computed:
+            rows.append(row)
+            console.print(line(row))
+    return rows
+
+
+def _check_file(out: Path | None) -> None:
+    """Find out now, not after an hour, whether rows can be added to the file."""
+    if out is None:
+        return
+    if out.is_dir():
+        raise UserError(f"--out {out} is a folder: give a file")
+    check_folder(out.absolute().parent)
+    if out.exists():
+        try:
+            out.open("a").close()
+        except OSError as error:
+            why = error.strerror
+            raise UserError(f"--out {out} cannot be written to: {why}") from error

@@ -1,0 +1,130 @@
+"""With the filter against without, at each rate, over seeds."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dome_lab.paper.rows import Row
+from dome_lab.paper.run import FILTERED, PLAIN
+from dome_lab.paper.statistics import Interval, student_interval
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One arm at the end of training: intervals over seeds.
+
+    Attributes:
+        accuracy: Test accuracy after the last epoch.
+        train_loss: Mean over the last epoch's batches.
+        removed: Share of the gradient's norm that the filter took, over all steps.
+    """
+
+    accuracy: Interval
+    train_loss: Interval
+    removed: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Both arms at one rate, and their difference seed by seed.
+
+    Attributes:
+        rate: Compression rate, None for none.
+        arms: The arms by name.
+        accuracy_gain: Filtered minus plain. Paired: the arms of a seed share initial
+            weights, sample order and sketch noise.
+        loss_change: Filtered minus plain training loss, paired too: less is better.
+    """
+
+    rate: float | None
+    arms: dict[str, Arm]
+    accuracy_gain: Interval
+    loss_change: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A column by epoch: one interval over seeds for each epoch."""
+
+    epochs: list[int]
+    values: list[Interval]
+
+
+def compare(rows: Sequence[Row]) -> list[Comparison]:
+    """One comparison a rate, from no compression to the harshest."""
+    return [_compare_at(rate, rows) for rate in rates(rows)]
+
+
+def rates(rows: Sequence[Row]) -> list[float | None]:
+    """The rates among the rows, no compression first."""
+    present = {_number_or_none(row["rate"]) for row in rows}
+    return sorted(present, key=lambda rate: 0.0 if rate is None else rate)
+
+
+def curve(rows: Sequence[Row], arm: str, rate: float | None, column: str) -> Curve:
+    """How a column went, epoch by epoch, in one arm at one rate."""
+    mine = [row for row in rows if row["arm"] == arm and row["rate"] == rate]
+    epochs = sorted({int(_number(row["epoch"])) for row in mine})
+    values = [
+        student_interval([_number(r[column]) for r in mine if r["epoch"] == epoch])
+        for epoch in epochs
+    ]
+    return Curve(epochs, values)
+
+
+def _compare_at(rate: float | None, rows: Sequence[Row]) -> Comparison:
+    mine = [row for row in rows if row["rate"] == rate]
+    plain = [row for row in mine if row["arm"] == PLAIN]
+    filtered = [row for row in mine if row["arm"] == FILTERED]
+    before, after = _by_seed(plain), _by_seed(filtered)
+    if before.keys() != after.keys():
+        raise ValueError(
+            f"rate {rate}: seeds {sorted(before)} without the filter, "
+            f"{sorted(after)} with it: finish the runs first"
+        )
+    accuracy = [_last(after[s], "test_accuracy") for s in before]
+    accuracy_before = [_last(before[s], "test_accuracy") for s in before]
+    loss = [_last(after[s], "train_loss") for s in before]
+    loss_before = [_last(before[s], "train_loss") for s in before]
+    return Comparison(
+        rate,
+        {PLAIN: _arm(before), FILTERED: _arm(after)},
+        _difference(accuracy, accuracy_before),
+        _difference(loss, loss_before),
+    )
+
+
+def _arm(runs: dict[int, list[Row]]) -> Arm:
+    removed = [
+        1 - sum(_number(row["kept_norm"]) for row in run) / len(run)
+        for run in runs.values()
+    ]
+    return Arm(
+        student_interval([_last(run, "test_accuracy") for run in runs.values()]),
+        student_interval([_last(run, "train_loss") for run in runs.values()]),
+        student_interval(removed),
+    )
+
+
+def _difference(after: list[float], before: list[float]) -> Interval:
+    return student_interval([a - b for a, b in zip(after, before, strict=True)])
+
+
+def _by_seed(rows: Sequence[Row]) -> dict[int, list[Row]]:
+    runs: dict[int, list[Row]] = {}
+    for row in rows:
+        runs.setdefault(int(_number(row["seed"])), []).append(row)
+    return dict(sorted(runs.items()))
+
+
+def _last(run: list[Row], column: str) -> float:
+    return _number(max(run, key=lambda row: _number(row["epoch"]))[column])
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise ValueError(f"expected a number in a row, got {value!r}")
+    return float(value)
+
+
+def _number_or_none(value: object) -> float | None:
+    return None if value is None else _number(value)

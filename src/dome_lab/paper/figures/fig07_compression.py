@@ -1,0 +1,101 @@
+"""Test accuracy on MNIST and CIFAR-10 by compression rate, with and without the filter.
+
+Claims: as fig03, on both data sets. The MNIST half is fig03's.
+
+Scale cpu: as fig03. Measured: 41 minutes for all runs one after the other, fig03's
+among them, on a machine that did other work too.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from matplotlib.figure import Figure
+
+from dome_lab.paper import drawing
+from dome_lab.paper.claims import Claim
+from dome_lab.paper.figures import fig03_mnist_compression as fig03
+from dome_lab.paper.rows import Row
+from dome_lab.paper.run import Run
+from dome_lab.paper.series import select
+from dome_lab.paper.tolerance import (
+    Rates,
+    across_rates,
+    draw_tolerance,
+    judge_tolerance,
+)
+from dome_lab.paper.train import compute_run
+
+CIFAR = replace(fig03.PAPER, task="cifar10")
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of the figure: fig03's for MNIST, a run and the rates for CIFAR-10."""
+
+    mnist: fig03.Config = fig03.SCALES["paper"]
+    cifar: Run = CIFAR
+    rates: Rates = fig03.SCALES["paper"].rates
+    num_seeds: int = 5
+
+
+SCALES = {
+    "paper": Config(),
+    "cpu": Config(
+        mnist=fig03.SCALES["cpu"],
+        cifar=replace(CIFAR, num_train=2500, num_test=2000, epochs=6, batch_size=32),
+        rates=fig03.SCALES["cpu"].rates,
+        num_seeds=3,
+    ),
+    "smoke": Config(
+        mnist=fig03.SCALES["smoke"],
+        cifar=replace(fig03.SCALES["smoke"].run, num_classes=5),
+        rates=fig03.SCALES["smoke"].rates,
+        num_seeds=2,
+    ),
+}
+
+
+def runs(config: Config) -> list[Run]:
+    """Both arms of every rate and seed, on both data sets."""
+    cifar = across_rates(config.cifar, config.rates, config.num_seeds)
+    return [*fig03.runs(config.mnist), *cifar]
+
+
+def compute(config: Config) -> Iterator[Row]:
+    """Yield a row an epoch, run after run."""
+    for run in runs(config):
+        yield from compute_run(run)
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """Accuracy at the end by rate, a panel a data set."""
+    halves = _halves(rows)
+    figure, (axes,) = drawing.canvas(1, len(halves), drawing.PAGE, 3.1)
+    notes = []
+    for one, (name, half) in zip(axes, halves.items(), strict=True):
+        draw_tolerance(one, half, CONFIDENCE)
+        one.set_title(name, fontsize=drawing.TEXT)
+        paper = CIFAR if half[0]["task"] == CIFAR.task else fig03.PAPER
+        notes.append(f"{name}: {drawing.scale_note(half, paper)}")
+    drawing.add_title(figure, rows, axes[0])
+    drawing.add_note(figure, drawing.statistics_note(rows, CONFIDENCE), *notes)
+    return figure
+
+
+def judge(rows: Sequence[Row]) -> list[Claim]:
+    """Equal at low compression, far ahead at high, on each data set."""
+    return [
+        one
+        for name, half in _halves(rows).items()
+        for one in judge_tolerance("fig07", half, f"{name}: ")
+    ]
+
+
+def _halves(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each data set by its name, MNIST first."""
+    found = {(row["task"], row["num_classes"]) for row in rows}
+    return {
+        drawing.subset_name(task, classes): select(rows, task=task, num_classes=classes)
+        for task, classes in sorted(found, key=str, reverse=True)
+    }

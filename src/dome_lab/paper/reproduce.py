@@ -1,0 +1,241 @@
+"""Figures from nothing: which runs are missing, computing them, drawing, judging.
+
+    plan = make_plan({"fig03_...": module}, "cpu", folder)
+    for event in compute(plan, num_workers=2): ...
+    for figure in plan.figures: conclude(figure, plan.found)
+
+Files, in the folder of a scale: FIGURE.jsonl (rows), FIGURE.meta.json (what made them),
+FIGURE.png, FIGURE.pdf, and claims.json. Rows are found in the files of all figures, so
+figures that need the same run share it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from dome_lab.paper.claims import Claim, write_claims
+from dome_lab.paper.cost import Prediction, kind_of, predict, seconds_of
+from dome_lab.paper.device import device_name
+from dome_lab.paper.figures import FigureModule, short_name
+from dome_lab.paper.jobs import Event, Job, compute_jobs
+from dome_lab.paper.pictures import save_picture
+from dome_lab.paper.rows import Key, Row, mend, read_runs, record_session
+from dome_lab.paper.run import Run
+from dome_lab.paper.train import load_run_task
+from dome_lab.paper.workers import run_all
+
+CLAIMS_FILE = "claims.json"
+PICTURES = ("png", "pdf")
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFigure:
+    """A figure at a scale.
+
+    Attributes:
+        name: Its full name.
+        module: Its module; MAX_JOBS there, a number or one a scale, says how many of
+            its runs the memory holds at once.
+        scale: Name of the scale.
+        folder: Where its files go.
+        jobs: All its runs, whether they are there already or not.
+    """
+
+    name: str
+    module: FigureModule
+    scale: str
+    folder: Path
+    jobs: tuple[Job, ...]
+
+    @property
+    def rows_path(self) -> Path:
+        """The file of its rows."""
+        return self.folder / f"{self.name}.jsonl"
+
+    @property
+    def max_jobs(self) -> int | None:
+        """How many of its runs may be computed at a time; None: any number."""
+        limit: int | Mapping[str, int] | None = getattr(self.module, "MAX_JOBS", None)
+        return limit.get(self.scale) if isinstance(limit, Mapping) else limit
+
+    def num_missing(self, found: Mapping[Key, list[Row]]) -> int:
+        """How many of its runs are not there."""
+        return sum(job.key not in found for job in self.jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What there is and what is left to do.
+
+    Attributes:
+        figures: The figures wanted.
+        found: The rows of every finished run; ``compute`` adds to it.
+        missing: The runs to compute, each once, figure by figure.
+    """
+
+    figures: tuple[PlannedFigure, ...]
+    found: dict[Key, list[Row]]
+    missing: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What came of a figure.
+
+    Attributes:
+        name: The figure.
+        claims: Its claims, judged.
+        pictures: The files it was drawn to.
+        seconds: What its runs took, together.
+    """
+
+    name: str
+    claims: list[Claim]
+    pictures: list[Path]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What runs learn from, and the largest batch that they make of it."""
+
+    run: Run
+
+    def __str__(self) -> str:
+        return self.run.task
+
+
+def make_plan(modules: Mapping[str, FigureModule], scale: str, folder: Path) -> Plan:
+    """Make the files of these figures ready, and find out which runs are missing.
+
+    Args:
+        modules: The modules of the figures wanted, by full name.
+        scale: Key of their ``SCALES``.
+        folder: Where the files of this scale are; made if it is not there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = tuple(_planned(*item, scale, folder) for item in modules.items())
+    for figure in figures:
+        mend(figure.rows_path)
+    found = read_runs(sorted(folder.glob("*.jsonl")))
+    missing: dict[Key, Job] = {}
+    for job in (job for figure in figures for job in figure.jobs):
+        if job.key not in found:
+            missing.setdefault(job.key, job)
+    return Plan(figures, found, tuple(missing.values()))
+
+
+def read_samples(plan: Plan) -> Iterator[Samples]:
+    """Read what the missing runs train on, so that nothing is found lacking later.
+
+    It happens in a process of its own, whose memory is given back.
+
+    Yields:
+        What was read, and is decoded for the runs to come.
+    """
+    largest: dict[Run, int] = {}
+    for run in (job.run for job in plan.missing):
+        samples = Run(
+            task=run.task,
+            model="",
+            seed=0,
+            batch_size=1,
+            epochs=1,
+            num_train=run.num_train,
+            num_test=run.num_test,
+            num_classes=run.num_classes,
+        )
+        largest[samples] = max(run.batch_size, largest.get(samples, 1))
+    jobs = [Samples(replace(run, batch_size=size)) for run, size in largest.items()]
+    for done, number in run_all(_num_samples, jobs, num_workers=1):
+        if number is not None:
+            yield done
+
+
+def predict_costs(plan: Plan) -> Iterator[tuple[Key, Prediction]]:
+    """Time a few steps of each kind of missing run, one after the other.
+
+    Yields:
+        A kind (see ``cost.kind_of``) and what one run of it would take.
+    """
+    kinds = list(dict.fromkeys(kind_of(job.key) for job in plan.missing))
+    for kind, prediction in run_all(_predictions, kinds, num_workers=1):
+        if prediction is not None:
+            yield kind, prediction
+
+
+def compute(plan: Plan, num_workers: int) -> Iterator[Event]:
+    """Compute the missing runs, and store each when it is over.
+
+    Args:
+        plan: What to compute; ``plan.found`` grows.
+        num_workers: Number of processes.
+    """
+    busy = {job.figure for job in plan.missing}
+    for figure in plan.figures:
+        if figure.name in busy:
+            record_session(figure.rows_path, _facts(figure), device_name())
+    paths = {figure.name: figure.rows_path for figure in plan.figures}
+    limits = {f.name: f.max_jobs for f in plan.figures if f.max_jobs is not None}
+    for event in compute_jobs(plan.missing, paths, num_workers, limits):
+        if event.stored:
+            plan.found[event.job.key] = list(event.stored)
+        yield event
+
+
+def conclude(figure: PlannedFigure, found: Mapping[Key, list[Row]]) -> Conclusion:
+    """Draw a figure of which every run is there, judge its claims, and write both."""
+    missing = figure.num_missing(found)
+    if missing:
+        raise ValueError(f"{figure.name} lacks {missing} runs: compute them first")
+    rows = [row for job in figure.jobs for row in found[job.key]]
+    picture = figure.module.draw(rows)
+    pictures = [figure.folder / f"{figure.name}.{kind}" for kind in PICTURES]
+    for path in pictures:
+        save_picture(picture, path)
+    claims = figure.module.judge(rows)
+    _update_claims(figure.folder / CLAIMS_FILE, figure, claims)
+    seconds = seconds_of(rows)
+    if figure.rows_path.exists():
+        facts = _facts(figure) | {"seconds": round(seconds, 1)}
+        record_session(figure.rows_path, facts)
+    return Conclusion(figure.name, claims, pictures, seconds)
+
+
+def _planned(
+    name: str, module: FigureModule, scale: str, folder: Path
+) -> PlannedFigure:
+    runs = module.runs(module.SCALES[scale])
+    jobs = tuple(Job(name, run, module.compute_run) for run in runs)
+    return PlannedFigure(name, module, scale, folder, jobs)
+
+
+def _update_claims(path: Path, figure: PlannedFigure, claims: list[Claim]) -> None:
+    """Put a figure's claims among those of the others, in the figures' order."""
+    own = {figure.name, short_name(figure.name)}
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    others = [Claim(**claim) for claim in before if claim["figure"] not in own]
+    write_claims(path, sorted([*others, *claims], key=_papers_first))
+
+
+def _papers_first(claim: Claim) -> tuple[bool, str]:
+    return claim.figure.startswith("ext"), claim.figure
+
+
+def _facts(figure: PlannedFigure) -> dict[str, object]:
+    caption = (figure.module.__doc__ or figure.name).strip().splitlines()[0]
+    return {
+        "figure": figure.name,
+        "caption": caption,
+        "scale": figure.scale,
+        "config": asdict(figure.module.SCALES[figure.scale]),
+    }
+
+
+def _num_samples(samples: Samples) -> Iterator[int]:
+    yield len(load_run_task(samples.run).train_x)
+
+
+def _predictions(kind: Key) -> Iterator[Prediction]:
+    yield predict(kind[1])

@@ -1,0 +1,220 @@
+"""Results on disk: flat rows in JSON lines, what made them in a ``.meta.json`` beside.
+
+Every row carries all that its run depends on, so a file needs no index: a run that is
+wanted is either in it or not. A run's rows are appended in one write when the run is
+over, each with their number (``of``), so that a job killed at any moment loses the runs
+under way and nothing else. What a torn write leaves behind is cut off before more is
+appended.
+"""
+
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields
+from importlib.metadata import version
+from pathlib import Path
+
+from dome_lab.paper.run import Run, Value
+
+Row = dict[str, Value]
+Key = tuple[str, Run]  # what made the rows (a module's name), and of which run
+
+TRAINING = "train"
+NUM_ROWS, MADE_BY = "of", "made_by"  # the columns that are added to stored rows
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The whole rows of a file, in order; none if there is no file."""
+    if not path.exists():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    return [row for line in lines if (row := _parse(line)) is not None]
+
+
+def append_run(path: Path, rows: Sequence[Row], made_by: str = TRAINING) -> list[Row]:
+    """Add all rows of a run in one write, and wait until the disk has them.
+
+    Args:
+        path: The JSONL file; its folder exists.
+        rows: All the rows of one run. NaN and infinity become null, and so does a
+            spectrum that has them.
+        made_by: Sets apart rows of the same run that are of different kinds.
+
+    Returns:
+        The rows as they were stored.
+    """
+    about: Row = {MADE_BY: made_by, NUM_ROWS: len(rows)}
+    stored = [{k: _storable(v) for k, v in (row | about).items()} for row in rows]
+    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in stored)
+    # Unbuffered: one write call, never two of which the first is half a run.
+    with path.open("ab", buffering=0) as file:
+        file.write(text.encode())
+        os.fsync(file.fileno())
+    return stored
+
+
+def mend(path: Path) -> None:
+    """Cut off the end of a file if it is half a line or part of a run."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    rows = [_parse(line) for line in lines]
+    while rows and rows[-1] is None:
+        rows.pop()
+    end = sum(map(len, lines[: len(rows) - _num_torn(rows)]))
+    if end < len(content):
+        os.truncate(path, end)
+
+
+def finished_runs(rows: Sequence[Row]) -> dict[Key, list[Row]]:
+    """The runs of which every row is there; of a run stored twice, the first.
+
+    Rows from before a setting existed get the value that it had then, its default.
+    """
+    found: dict[Key, list[Row]] = {}
+    start = 0
+    while start < len(rows):
+        key, number = key_of(rows[start]), _num_rows(rows[start])
+        block = rows[start : start + number]
+        whole = 0 < number == len(block) and _same_run(block)
+        if key is not None and whole:
+            settings = key[1].columns()
+            found.setdefault(key, [settings | row for row in block])
+            start += number
+        else:
+            start += 1
+    return found
+
+
+def read_runs(paths: Iterable[Path]) -> dict[Key, list[Row]]:
+    """The finished runs of several files."""
+    found: dict[Key, list[Row]] = {}
+    for path in paths:
+        found = finished_runs(read_rows(path)) | found
+    return found
+
+
+def key_of(row: Row) -> Key | None:
+    """Which run a row is of; None if that cannot be told."""
+    given = {f.name: row[f.name] for f in fields(Run) if f.name in row}
+    needed = {f.name for f in fields(Run) if f.default is MISSING}
+    if not needed <= given.keys():
+        return None
+    try:
+        return str(row.get(MADE_BY, TRAINING)), Run(**given)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # a value that no run can have
+        return None
+
+
+def meta_path(path: Path) -> Path:
+    """Where the settings and the provenance of a row file are."""
+    return path.with_suffix(".meta.json")
+
+
+def record_session(
+    path: Path, facts: Mapping[str, object], device: str | None = None
+) -> None:
+    """Note beside the rows what they are, and what is about to add to them.
+
+    Args:
+        path: The JSONL file.
+        facts: Settings, replacing those that are noted.
+        device: What computes the rows; None if none will be added.
+    """
+    meta = meta_path(path)
+    sessions = _sessions(meta)
+    newest = None if device is None else provenance(device)
+    if newest is not None and newest not in sessions:
+        sessions.append(newest)
+    noted = dict(facts) | {"made_with": sessions}
+    write_text(meta, json.dumps(noted, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: into a neighbour, then renamed."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
+def provenance(device: str = "cpu") -> Row:
+    """Versions, commit and machine, as flat values."""
+    return {
+        "dome": version("dome-torch"),
+        "commit": _commit(),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device,
+        "cores": os.cpu_count(),
+    }
+
+
+def _num_torn(rows: Sequence[Row | None]) -> int:
+    """How many rows at the end are the beginning of a run that is not all there."""
+    alike: list[Row] = []
+    for row in reversed(rows):
+        if row is None or not _same_run([row, *alike[:1]]):
+            break
+        alike.append(row)
+    number = _num_rows(alike[0]) if alike else 0
+    return len(alike) % number if number else 0
+
+
+def _same_run(rows: Sequence[Row]) -> bool:
+    return all(
+        key_of(row) == key_of(rows[0]) and row.get(NUM_ROWS) == rows[0].get(NUM_ROWS)
+        for row in rows
+    )
+
+
+def _num_rows(row: Row) -> int:
+    """How many rows the run of this one has; 0 where nobody noted it."""
+    number = row.get(NUM_ROWS)
+    return number if isinstance(number, int) else 0
+
+
+def _storable(value: Value) -> Value:
+    numbers = value if isinstance(value, list) else [value]
+    lost = any(isinstance(v, float) and not math.isfinite(v) for v in numbers)
+    return None if lost else value
+
+
+def _sessions(meta: Path) -> list[object]:
+    try:
+        facts = json.loads(meta.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return []
+    sessions = facts.get("made_with") if isinstance(facts, dict) else None
+    return sessions if isinstance(sessions, list) else []
+
+
+def _parse(line: bytes) -> Row | None:
+    """A row, or None for a line that was being written when something stopped it."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if line.endswith(b"\n") and isinstance(row, dict) else None
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, and if it was changed; None if installed."""
+    here = str(Path(__file__).parent)
+    describe = [
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--exclude=*",
+        "--dirty=+changes",
+    ]
+    command = ["git", "-C", here, *describe]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,185 @@
+"""A run: everything that decides its numbers, as one flat value.
+
+Two runs with equal fields have equal rows, so a run on disk is found again by its
+fields alone, and figures that need the same run share it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+
+Value = str | int | float | bool | list[float] | None  # a list is a spectrum
+
+PLAIN, FILTERED = "plain", "filtered"
+OPTIMIZERS = ("sgd", "adam")
+REMOVES = ("nothing", "span", "rest", "uncoded", "hessian")
+TRACKERS = ("power", "svd")
+LAYOUTS = ("global", "layerwise")
+COMPRESSORS = (
+    "gaussian",
+    "hadamard",
+    "randomk",
+    "randomk+feedback",
+    "topk+feedback",
+    "signsgd+feedback",
+    "terngrad",
+    "qsgd",
+    "powersgd+feedback",
+)
+BASES = ("public", "released", "private")
+STREAMS = ("split", "permuted")
+
+_CHOICES = {
+    "optimizer": OPTIMIZERS,
+    "removes": REMOVES,
+    "tracker": TRACKERS,
+    "layout": LAYOUTS,
+    "compressor": COMPRESSORS,
+    "basis": (None, *BASES),
+    "stream": (None, *STREAMS),
+}
+_AT_LEAST = {
+    "seed": 0,
+    "batch_size": 1,
+    "epochs": 1,
+    "momentum": 0,
+    "num_train": 1,
+    "num_test": 1,
+    "num_classes": 2,
+    "rank": 1,
+    "rate": 1,
+    "update_every": 1,
+    "oversample": 0,
+    "epsilon": 0,
+    "max_grad_norm": 0,
+    "penalty": 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        task: What to learn, a key of ``dome_lab.paper.tasks.TASKS``.
+        model: The network, a key of ``dome_lab.paper.models.MODELS``.
+        seed: Of initial weights, sample order, sketch noise and first basis.
+        batch_size: Samples a step; a short last batch is left out.
+        epochs: Passes over the training samples.
+        optimizer: "sgd" or "adam".
+        lr: Learning rate.
+        momentum: Of "sgd".
+        num_train: Take this many training samples, the same for every seed; None: all.
+        num_test: Take this many test samples; None: all.
+        num_classes: Take the first classes only; None: all.
+        rank: Directions tracked; None trains without a tracker.
+        removes: What becomes of the tracked span: "nothing" is taken out (the tracker
+            watches), the "span" is (DOME: g − U Uᵀ g goes on), the "rest" is (U Uᵀ g
+            goes on), or the span goes on "uncoded", as K exact numbers beside the
+            compressed rest. Or instead of a tracked span the leading K eigenvectors of
+            the "hessian" are taken out, computed anew on every update.
+        rate: How many times fewer bits are sent; None does not compress.
+        compressor: What compresses, with the largest messages that the rate allows.
+        tracker: "power" or "svd".
+        forget: Weight of the newest batch; None averages all.
+        update_every: Steps from one update of the basis to the next.
+        layout: "global" or "layerwise".
+        oversample: Directions tracked beyond those removed.
+        epsilon: What private training may cost (``private.py``); None: not private.
+        basis: Where private training has its directions from.
+        max_grad_norm: To which private training clips samples.
+        stream: How a task is made into several, one after the other
+            (``continual.py``): "split" by classes, or pixels "permuted".
+        penalty: Strength of elastic weight consolidation; None does without.
+    """
+
+    task: str
+    model: str
+    seed: int
+    batch_size: int
+    epochs: int
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    num_train: int | None = None
+    num_test: int | None = None
+    num_classes: int | None = None
+    rank: int | None = None
+    removes: str = "span"
+    rate: float | None = None
+    compressor: str = "gaussian"
+    tracker: str = "power"
+    forget: float | None = None
+    update_every: int = 1
+    layout: str = "global"
+    oversample: int = 0
+    epsilon: float | None = None
+    basis: str | None = None
+    max_grad_norm: float | None = None
+    stream: str | None = None
+    penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in _CHOICES.items():
+            check_name(name, getattr(self, name), known)
+        for name, least in _AT_LEAST.items():
+            value = getattr(self, name)
+            # Asked this way round, NaN is refused too.
+            if value is not None and not least <= value < math.inf:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be a positive number, got {self.lr}")
+        if self.forget is not None and not 0 < self.forget < 1:
+            raise ValueError(f"forget must lie between 0 and 1, got {self.forget}")
+        if self.momentum and (self.optimizer != "sgd" or self.momentum >= 1):
+            raise ValueError(
+                f"momentum is sgd's and lies in [0, 1), got {self.momentum} "
+                f"with {self.optimizer}"
+            )
+        if self.num_train is not None:
+            check_batch_size(self.batch_size, self.num_train, self.task)
+        if self.rank is None and self.removes in ("rest", "uncoded", "hessian"):
+            raise ValueError(f"removes={self.removes!r} needs a rank: set one")
+
+    @property
+    def arm(self) -> str:
+        """Which side of a comparison the run is on: "plain" or "filtered"."""
+        watches = self.rank is None or self.removes == "nothing"
+        return PLAIN if watches else FILTERED
+
+    def columns(self) -> dict[str, Value]:
+        """What every row of this run begins with: all fields, and the arm."""
+        return asdict(self) | {"arm": self.arm}
+
+    def __str__(self) -> str:
+        what = [f"{self.model} on {self.task}"]
+        if self.rank is None:
+            what.append("no tracker")
+        else:
+            what.append(f"rank {self.rank} removes {self.removes}")
+        if self.rate is not None:
+            what.append(f"{self.compressor} at rate {self.rate:,.0f}")
+        if self.epsilon is not None:
+            what.append(f"epsilon {self.epsilon:g}, basis {self.basis}")
+        if self.stream is not None:
+            what.append(f"{self.stream}, penalty {self.penalty}")
+        return ", ".join([*what, f"batch {self.batch_size}", f"seed {self.seed}"])
+
+
+def check_name(what: str, name: str | None, known: Sequence[str | None]) -> None:
+    """Refuse a name that is not among those known, with the nearest that is."""
+    if name not in known:
+        names = [one for one in known if one is not None]
+        near = get_close_matches(str(name), names, n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"no {what} {name!r}{hint} There are: {', '.join(names)}")
+
+
+def check_batch_size(batch_size: int, num_samples: int, task: str) -> None:
+    """Refuse a batch that the training samples cannot fill."""
+    if batch_size > num_samples:
+        raise ValueError(
+            f"batch_size {batch_size} is more than the {num_samples} training "
+            f"samples of {task}: choose a smaller one"
+        )

@@ -1,0 +1,103 @@
+"""Parts of a data set: as many samples of each class, the same ones for everybody."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dome_lab.paper.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """How much of a data set to use; None is all of it.
+
+    Attributes:
+        num_train: Training samples.
+        num_test: Test samples.
+        num_classes: Classes; the first ones by number.
+    """
+
+    num_train: int | None = None
+    num_test: int | None = None
+    num_classes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_train", 1), ("num_test", 1), ("num_classes", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} {value}: choose {least} or more")
+
+    def choose(
+        self, name: str, train_y: Tensor, test_y: Tensor, num_classes: int
+    ) -> tuple[Tensor, Tensor, int]:
+        """Which samples of a data set to keep, and how many classes they have.
+
+        Args:
+            name: Of the data set, for messages.
+            train_y: Classes of all training samples, shape (N,).
+            test_y: Classes of all test samples, shape (M,).
+            num_classes: How many classes there are.
+
+        Returns:
+            Positions of the training samples, of the test samples, and the number of
+            classes.
+        """
+        if self.num_classes is not None:
+            if self.num_classes > num_classes:
+                raise ValueError(
+                    f"num_classes {self.num_classes} is more than the {num_classes} "
+                    f"classes of {name}: choose at most {num_classes}"
+                )
+            num_classes = self.num_classes
+        train = _at_most(train_y, self.num_train, num_classes, "num_train", name)
+        test = _at_most(test_y, self.num_test, num_classes, "num_test", name)
+        return train, test, num_classes
+
+
+def _at_most(
+    labels: Tensor, number: int | None, num_classes: int, argument: str, name: str
+) -> Tensor:
+    available = int((labels < num_classes).sum())
+    if number is not None and number > available:
+        raise ValueError(
+            f"{argument} {number} is more than the {available} samples that the "
+            f"{num_classes} classes of {name} have: choose at most {available}"
+        )
+    return balanced(labels, available if number is None else number, num_classes)
+
+
+def balanced(labels: Tensor, num_samples: int, num_classes: int) -> Tensor:
+    """Positions of samples of the first classes, as equally many of each as there are.
+
+    Which ones depends on the labels alone, and a smaller choice is part of a larger.
+
+    Args:
+        labels: Classes of all samples, shape (N,).
+        num_samples: How many to choose.
+        num_classes: Classes from here on are left out.
+
+    Returns:
+        Positions in ascending order, shape (num_samples,).
+    """
+    turns, places = [], []
+    for label in range(num_classes):
+        members = (labels == label).nonzero().flatten()
+        order = torch.Generator().manual_seed(label)
+        places.append(members[torch.randperm(len(members), generator=order)])
+        turns.append(torch.arange(len(members)))
+    # Classes take turns, one sample each, and drop out when they have no more.
+    taking_turns = torch.cat(turns).argsort(stable=True)
+    return torch.cat(places)[taking_turns[:num_samples]].sort().values
+
+
+def some_samples(task: Task, num_samples: int) -> tuple[Tensor, Tensor]:
+    """So many training samples to measure something on, or all if there are fewer.
+
+    Samples may be in the order of their classes, and every seed takes the same ones.
+    """
+    order = torch.randperm(
+        len(task.train_x), generator=torch.Generator().manual_seed(0)
+    )
+    chosen = order[:num_samples]
+    return task.train_x[chosen], task.train_y[chosen]

@@ -1,0 +1,143 @@
+"""Text data sets: DBPedia-Classes, and a made one that needs no download."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dome_lab.paper.tasks.hub import Rows, Source, load_splits
+from dome_lab.paper.tasks.selection import Selection
+from dome_lab.paper.tasks.task import Task
+from dome_lab.paper.tasks.words import (
+    NUM_SPECIAL,
+    build_vocabulary,
+    encode,
+    split_words,
+)
+
+# The middle one of its three levels of classes: 70 of them.
+DBPEDIA = Source(name="DeveloperOats/DBPedia_Classes", inputs="text", labels="l2")
+
+MADE_TOPICS = (
+    "river bridge water boat bank flow stone shore",
+    "piano song singer album band stage voice chord",
+    "goal team league match coach season player cup",
+    "leaf root flower seed forest bloom petal bark",
+)
+MADE_COMMON = "the a of in and with by is was from near old new first known called"
+NUM_MADE_TRAIN, NUM_MADE_TEST = 160, 40
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts with their classes.
+
+    Attributes:
+        texts: N texts; None is an empty one.
+        labels: Their classes, shape (N,), int64.
+    """
+
+    texts: Sequence[str | None]
+    labels: Tensor
+
+
+def load_dbpedia(
+    selection: Selection, folder: Path | None, vocabulary_size: int
+) -> Task:
+    """DBPedia-Classes with the 70 classes of its second level, in order of their names.
+
+    Args:
+        selection: How much of it.
+        folder: The folder of data sets; None takes the Hub.
+        vocabulary_size: Most word numbers; decides how many parameters a network has.
+    """
+    train, test = load_splits(DBPEDIA, folder)
+    names = _names(train, DBPEDIA.train)
+    classes = {name: number for number, name in enumerate(sorted(set(names)))}
+    return text_task(
+        "dbpedia",
+        _texts(train, DBPEDIA.train, names, classes),
+        _texts(test, DBPEDIA.test, _names(test, DBPEDIA.test), classes),
+        selection,
+        vocabulary_size,
+    )
+
+
+def made_text(selection: Selection) -> Task:
+    """Two hundred short texts of four topics, for tests and trials."""
+    rng = torch.Generator().manual_seed(0)
+    topics = [topic.split() for topic in MADE_TOPICS]
+    common = MADE_COMMON.split()
+
+    def draw(num_texts: int) -> Texts:
+        labels = torch.arange(num_texts) % len(topics)
+        texts = []
+        for label in labels.tolist():
+            length = int(torch.randint(6, 15, (), generator=rng))
+            choices = common + topics[label]
+            picks = torch.randint(len(choices), (length,), generator=rng)
+            texts.append(" ".join(choices[pick] for pick in picks.tolist()))
+        return Texts(texts, labels)
+
+    train, test = draw(NUM_MADE_TRAIN), draw(NUM_MADE_TEST)
+    return text_task("made_text", train, test, selection, vocabulary_size=100)
+
+
+def text_task(
+    name: str, train: Texts, test: Texts, selection: Selection, vocabulary_size: int
+) -> Task:
+    """The selected texts as word numbers; the vocabulary is that of the training ones.
+
+    Args:
+        name: Of the task.
+        train: All training texts.
+        test: All test texts.
+        selection: How much of them.
+        vocabulary_size: Most word numbers.
+    """
+    num_classes = int(train.labels.max()) + 1
+    train_places, test_places, num_classes = selection.choose(
+        name, train.labels, test.labels, num_classes
+    )
+    train_words = [split_words(train.texts[i]) for i in train_places.tolist()]
+    test_words = [split_words(test.texts[i]) for i in test_places.tolist()]
+    vocabulary = build_vocabulary(train_words, vocabulary_size)
+    return Task(
+        name,
+        encode(train_words, vocabulary),
+        train.labels[train_places],
+        encode(test_words, vocabulary),
+        test.labels[test_places],
+        num_classes,
+        vocabulary_size=NUM_SPECIAL + len(vocabulary),
+    )
+
+
+def _names(rows: Rows, split: str) -> list[str]:
+    names = list(rows[DBPEDIA.labels])
+    for row, name in enumerate(names):
+        if not isinstance(name, str) or not name:
+            raise ValueError(
+                f"{DBPEDIA.name}, split {split!r}: {DBPEDIA.labels!r} of row {row} is "
+                f"{name!r}: every text needs a class"
+            )
+    return names
+
+
+def _texts(rows: Rows, split: str, names: list[str], classes: dict[str, int]) -> Texts:
+    unknown = sorted(set(names) - classes.keys())
+    if unknown:
+        raise ValueError(
+            f"{DBPEDIA.name}, split {split!r}: class {unknown[0]!r} is not in the "
+            "training split: give both splits the same classes"
+        )
+    texts = list(rows[DBPEDIA.inputs])
+    for row, text in enumerate(texts):
+        if not isinstance(text, str | None):
+            raise ValueError(
+                f"{DBPEDIA.name}, split {split!r}: {DBPEDIA.inputs!r} of row {row} is "
+                f"{text!r}, not a text"
+            )
+    return Texts(texts, torch.tensor([classes[name] for name in names]))

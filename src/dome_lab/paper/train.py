@@ -1,0 +1,228 @@
+"""The one training loop of the experiments.
+
+Two runs of one seed that differ in nothing but the filter have the same initial
+weights, the same order of samples and the same sketch noise (``randomness.py``), and
+the global generator is left as it was.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from sklearn.metrics import f1_score
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, Adam, Optimizer
+
+import dome
+from dome_lab.paper.arms import Arm
+from dome_lab.paper.device import training_device
+from dome_lab.paper.models import MODELS
+from dome_lab.paper.randomness import INITIAL_WEIGHTS, SAMPLE_ORDER, generator
+from dome_lab.paper.rows import Row
+from dome_lab.paper.run import Run, check_batch_size, check_name
+from dome_lab.paper.subspace import SubspaceWatch
+from dome_lab.paper.tasks import TASKS, Task, load_task
+
+EVALUATION_BATCH = 1024
+
+Tell = Callable[[int, int, int], None]  # epoch, steps of it that are done, of how many
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that has just been taken.
+
+    Attributes:
+        number: Steps taken so far.
+        epoch: The epoch it belongs to, from 1 on.
+        loss: Of its batch, before it.
+        kept_norm: How much of ‖g‖ went on.
+        fraction: Captured fraction of its batch, if known.
+        times_fewer_bits: What compression saved, if there is any.
+        filter: The filter of the run, if it has one.
+    """
+
+    number: int
+    epoch: int
+    loss: float
+    kept_norm: float | None
+    fraction: float | None
+    times_fewer_bits: float | None
+    filter: dome.GradientFilter | None
+
+
+def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
+    """Train once and yield a row an epoch.
+
+    A run that diverges goes on to its last epoch; what is not a finite number then is
+    None in its rows.
+
+    Args:
+        run: What to train, and how.
+        tell: Is told after every step how far the epoch is.
+    """
+    task, model = start(run)
+    for epoch in _epochs(model, task, run, tell):
+        tested = evaluate(model, task.test_x, task.test_y)
+        yield Row(
+            **run.columns(),
+            epoch=epoch.number,
+            train_loss=epoch.train_loss,
+            **tested,
+            kept_norm=epoch.kept_norm,
+            fraction=epoch.fraction,
+            times_fewer_bits=epoch.times_fewer_bits,
+            **epoch.subspace,
+            seconds=epoch.seconds,
+            processor_seconds=epoch.processor_seconds,
+        )
+
+
+def trained_model(run: Run) -> tuple[nn.Module, Task]:
+    """The model at the end of a run, where it was trained, and what it learned."""
+    task, model = start(run)
+    for _ in _epochs(model, task, run):
+        pass
+    return model, task
+
+
+def training(run: Run) -> tuple[nn.Module, Task, Iterator[Step]]:
+    """A run to look into: the model, what it learns, and the steps that train it."""
+    task, model = start(run)
+    return model, task, _steps(model, task, run)
+
+
+def load_run_task(run: Run) -> Task:
+    """The samples of a run; too few for a batch are refused."""
+    check_name("task", run.task, list(TASKS))
+    task = load_task(
+        run.task,
+        num_train=run.num_train,
+        num_test=run.num_test,
+        num_classes=run.num_classes,
+    )
+    check_batch_size(run.batch_size, len(task.train_x), run.task)
+    return task
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Row:
+    """Loss, accuracy and macro-F1 on samples x (N, ...), y (N,)."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    parts = [model(part.to(device)).cpu() for part in x.split(EVALUATION_BATCH)]
+    model.train(was_training)
+    output = torch.cat(parts)
+    answers = output.argmax(dim=1)
+    f1 = f1_score(y.numpy(), answers.numpy(), average="macro", zero_division=0)
+    return {
+        "test_loss": _finite(float(cross_entropy(output, y))),
+        "test_accuracy": float((answers == y).double().mean()),
+        "test_macro_f1": float(f1),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Epoch:
+    """Means over the steps of an epoch, how long they took, the subspace after it.
+
+    Seconds by the clock depend on what else the machine does; those of the processor
+    hardly.
+    """
+
+    number: int
+    train_loss: float | None
+    kept_norm: float | None
+    fraction: float | None
+    times_fewer_bits: float | None
+    seconds: float
+    processor_seconds: float
+    subspace: Row
+
+
+def start(run: Run) -> tuple[Task, nn.Module]:
+    """The samples of a run, and its model before the first step."""
+    check_name("model", run.model, list(MODELS))
+    task = load_run_task(run)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator(run.seed, INITIAL_WEIGHTS).initial_seed())
+        model = MODELS[run.model](task)
+    return task, model.to(training_device())
+
+
+def _epochs(
+    model: nn.Module, task: Task, run: Run, tell: Tell | None = None
+) -> Iterator[_Epoch]:
+    """Train the model in place, an epoch at a time."""
+    num_steps = len(task.train_x) // run.batch_size
+    done: list[Step] = []
+    watch = SubspaceWatch()
+    started, worked = time.perf_counter(), time.process_time()
+    for step in _steps(model, task, run):
+        done.append(step)
+        if tell is not None:
+            tell(step.epoch, len(done), num_steps)
+        if len(done) < num_steps:
+            continue
+        yield _Epoch(
+            step.epoch,
+            _mean([step.loss for step in done]),
+            _mean([step.kept_norm for step in done]),
+            _mean([step.fraction for step in done]),
+            step.times_fewer_bits,
+            time.perf_counter() - started,
+            time.process_time() - worked,
+            watch.look(step.filter),
+        )
+        done.clear()
+        started, worked = time.perf_counter(), time.process_time()
+
+
+def _steps(model: nn.Module, task: Task, run: Run) -> Iterator[Step]:
+    """Train the model in place, a step at a time."""
+    optimizer = make_optimizer(model, run)
+    arm = Arm(model, optimizer, run, task)
+    order = generator(run.seed, SAMPLE_ORDER)
+    device = next(model.parameters()).device
+    num_steps = len(task.train_x) // run.batch_size
+    for epoch in range(1, run.epochs + 1):
+        shuffled = torch.randperm(len(task.train_x), generator=order)
+        for step in range(num_steps):
+            batch = shuffled[step * run.batch_size : (step + 1) * run.batch_size]
+            x, y = task.train_x[batch].to(device), task.train_y[batch].to(device)
+            optimizer.zero_grad()
+            loss = cross_entropy(model(x), y)
+            loss.backward()
+            kept_norm, fraction = arm.step()
+            number = (epoch - 1) * num_steps + step + 1
+            yield Step(
+                number,
+                epoch,
+                loss.item(),
+                kept_norm,
+                fraction,
+                arm.times_fewer_bits,
+                arm.filter,
+            )
+    arm.detach()
+
+
+def make_optimizer(model: nn.Module, run: Run) -> Optimizer:
+    """The optimizer of a run."""
+    if run.optimizer == "adam":
+        return Adam(model.parameters(), lr=run.lr)
+    return SGD(model.parameters(), lr=run.lr, momentum=run.momentum)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean of those that are there; None if there is none, or it is not finite."""
+    there = [value for value in values if value is not None]
+    return _finite(sum(there) / len(there)) if there else None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,230 @@
+"""The three questions a reader comes with, answered from the rows, or not at all.
+
+Does filtering help here, how much is removed, how many directions matter. Intervals are
+95 % Student t intervals over seeds. "Clearly" means that the whole interval lies on one
+side of zero; there is no correction for the number of comparisons.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dome_lab.paper.spectrum import spectra
+from dome_lab.report.groups import Group, removed_share
+from dome_lab.report.lines import is_spectrum, number
+from dome_lab.report.pairs import VERDICTS, Pair, end, interval, signed
+from dome_lab.report.sources import Trial
+
+SHARE = 0.9  # of the variance, held by "the directions that matter"
+FLAT = 0.8  # if so many of the directions are needed for it, the spectrum is flat
+MANY = 3  # comparisons that are told one by one
+HELP = "Does filtering help here?"
+AMOUNT = "How much is removed?"
+DIRECTIONS = "How many directions matter?"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A question, its answer in a few words, and what that rests on."""
+
+    question: str
+    answer: str
+    lines: list[str]
+    is_known: bool = True
+
+
+def answers_of(groups: Sequence[Group], pairs: Sequence[Pair]) -> list[Answer]:
+    """The three answers."""
+    return [_help(pairs), _amount(groups), _directions(groups)]
+
+
+def num_directions(trial: Trial) -> float:
+    """How many eigenvalues make up 90 % of the sum of all that are noted; or NaN."""
+    values = _last_spectrum(trial)
+    if not values or not all(map(math.isfinite, values)) or sum(values) <= 0:
+        return math.nan
+    wanted, seen = SHARE * math.fsum(values), 0.0
+    for count, value in enumerate(sorted(values, reverse=True), start=1):
+        seen += value
+        if seen >= wanted:
+            return float(count)
+    return float(len(values))
+
+
+def _help(pairs: Sequence[Pair]) -> Answer:
+    if not pairs:
+        why = "There are no runs with and without the filter of the same settings."
+        return Answer(HELP, "Cannot be told", [why], is_known=False)
+    told = [pair for pair in pairs if pair.accuracy is not None]
+    if not told:
+        why = "A comparison needs two seeds or more that ended with a number."
+        return Answer(HELP, "Cannot be told yet", [why, *map(_words, pairs[:MANY])])
+    lines = [_words(pair) for pair in pairs]
+    if len(pairs) > MANY:
+        better, worse = (sum(p.verdict == sign for p in pairs) for sign in (1, -1))
+        lines = [
+            f"Accuracy is clearly better in {better} of {len(pairs)} comparisons, "
+            f"clearly worse in {worse}. The ends:",
+            *map(_words, _extremes(told)),
+        ]
+    return Answer(HELP, _headline(told), [*lines, _losses(pairs)])
+
+
+def _headline(pairs: Sequence[Pair]) -> str:
+    better, worse = ([p for p in pairs if p.verdict == sign] for sign in (1, -1))
+    if better and worse:
+        return "It depends"
+    if better:
+        return "Yes" if len(better) == len(pairs) else f"Yes: {_where(better, pairs)}"
+    if worse:
+        return "No" if len(worse) == len(pairs) else f"No: worse {_where(worse, pairs)}"
+    losses = {pair.loss_verdict for pair in pairs}
+    if 1 in losses and -1 not in losses:
+        return "Not clearly: lower loss, no clear gain in accuracy"
+    if -1 in losses and 1 not in losses:
+        return "Not clearly: higher loss, no clear change in accuracy"
+    return "No clear difference"
+
+
+def _where(some: Sequence[Pair], pairs: Sequence[Pair]) -> str:
+    if len(some) <= 2 and all(pair.name for pair in some):
+        return " and ".join(_at(pair.name) for pair in some)
+    return f"in {len(some)} of {len(pairs)} comparisons"
+
+
+def _at(name: str) -> str:
+    bare = "no compression"
+    if name.startswith(bare):
+        return f"without compression{name.removeprefix(bare)}"
+    return f"at {name}"
+
+
+def _extremes(pairs: Sequence[Pair]) -> list[Pair]:
+    ordered = sorted(pairs, key=lambda p: p.accuracy.mean if p.accuracy else math.nan)
+    return [ordered[-1], ordered[0]]
+
+
+def _words(pair: Pair) -> str:
+    """A comparison in a line."""
+    where = f"{pair.name[:1].upper()}{pair.name[1:]}: " if pair.name else ""
+    if math.isnan(pair.before) or math.isnan(pair.after):
+        return f"{where}no accuracy from every seed, with the filter and without"
+    text = f"{where}{100 * pair.before:.1f} → {100 * pair.after:.1f} % accuracy"
+    if pair.accuracy is None:
+        return f"{text}; one seed, no interval"
+    return f"{text}, {signed(pair.accuracy, 100, 1)} points ({VERDICTS[pair.verdict]})"
+
+
+def _losses(pairs: Sequence[Pair]) -> str:
+    lower, higher = (sum(p.loss_verdict == sign for p in pairs) for sign in (1, -1))
+    if len(pairs) == 1:
+        how = {1: "clearly lower", 0: "not clearly changed", -1: "clearly higher"}
+        return f"Training loss at the end: {how[pairs[0].loss_verdict]}"
+    more = f", clearly higher in {higher}" if higher else ""
+    return f"Training loss at the end: clearly lower in {lower} of {len(pairs)}{more}"
+
+
+def _amount(groups: Sequence[Group]) -> Answer:
+    filtered = [group for group in groups if not group.is_plain]
+    by_seed = _by_seed(filtered, removed_share)
+    if not by_seed:
+        why = "No run with a filter is among these."
+        return Answer(AMOUNT, "Not measured", [why], is_known=False)
+    lines = [f"of the batch gradient's norm, mean over all steps{_over(by_seed)}"]
+    shares = [_by_seed([group], removed_share) for group in filtered]
+    means = [100 * _mean(share) for share in shares if share]
+    answer = f"{100 * _mean(by_seed):.0f} %{_bounds(by_seed, 100)}"
+    spread = f"{min(means):.0f} to {max(means):.0f} %"
+    if len({group.arm for group in filtered}) > 1:
+        # A mean over filters that differ would be nobody's.
+        answer, lines = spread, ["of the batch gradient's norm, by the kind of filter"]
+    elif max(means) - min(means) >= 1:
+        lines.append(f"{spread} in different settings")
+    held = _by_seed(filtered, lambda trial: end(trial, "fraction"))
+    if held and answer != spread:
+        lines.append(
+            f"In the subspace lie {100 * _mean(held):.0f} %{_bounds(held, 100)} of the "
+            "norm of a single sample's gradient, at the end"
+        )
+    return Answer(AMOUNT, answer, lines)
+
+
+def _directions(groups: Sequence[Group]) -> Answer:
+    measured = [group for group in groups if group.spectra and _is_whole(group)]
+    by_seed = _by_seed(measured, num_directions)
+    if not by_seed:
+        why = "These rows have no spectrum of all the directions that are followed."
+        return Answer(DIRECTIONS, "Not measured", [why], is_known=False)
+    mean = _mean(by_seed)
+    sizes = sorted({len(_last_spectrum(group.trials[0])) for group in measured})
+    if len(sizes) > 1:
+        return _directions_by_size(measured)
+    of = f"{sizes[0]:,}"
+    followed = not is_spectrum(measured[0].trials[0])
+    what = f"{of} directions that are followed" if followed else "gradients"
+    lines = [
+        f"hold {100 * SHARE:.0f} % of the variance of the {what}, at the end"
+        f"{_over(by_seed)}"
+    ]
+    if followed and mean > FLAT * sizes[0]:
+        lines.append("The spectrum is flat: a larger rank would find more of them")
+    return Answer(DIRECTIONS, f"{mean:.0f} of {of}{_bounds(by_seed, 1)}", lines)
+
+
+def _directions_by_size(groups: Sequence[Group]) -> Answer:
+    """The same where filters follow different numbers of directions."""
+    lines = []
+    for group in groups:
+        by_seed = _by_seed([group], num_directions)
+        if by_seed:
+            size = len(_last_spectrum(group.trials[0]))
+            found = f"{_mean(by_seed):.0f} of {size:,}{_bounds(by_seed, 1)}"
+            lines.append(f"{group.arm}: {found}")
+    answer = "It depends on how many are followed"
+    why = f"Directions that hold {100 * SHARE:.0f} % of the variance followed:"
+    return Answer(DIRECTIONS, answer, [why, *dict.fromkeys(lines)])
+
+
+def _last_spectrum(trial: Trial) -> list[float]:
+    if is_spectrum(trial):
+        (values,) = spectra(trial.rows).values()
+        return [float(value) for value in values]
+    listed = trial.rows[-1].get("eigenvalues")
+    return list(map(number, listed)) if isinstance(listed, list) else []
+
+
+def _is_whole(group: Group) -> bool:
+    """Whether there is an eigenvalue for every direction that is followed."""
+    rank = group.settings.get("rank")
+    found = len(_last_spectrum(group.trials[0]))
+    layerwise = group.settings.get("layout") == "layerwise"
+    cut = not isinstance(rank, int) or found >= rank
+    return found > 0 and cut and not layerwise
+
+
+def _by_seed(groups: Sequence[Group], read: Callable[[Trial], float]) -> list[float]:
+    """One number a seed, mean over the groups; runs without one are left out."""
+    found: dict[int, list[float]] = {}
+    for trial in (trial for group in groups for trial in group.trials):
+        value = read(trial)
+        if math.isfinite(value):
+            found.setdefault(trial.seed, []).append(value)
+    return [_mean(values) for values in found.values()]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _over(by_seed: Sequence[float]) -> str:
+    num = len(by_seed)
+    return "; one seed, no interval" if num == 1 else f"; {num} seeds, 95 % interval"
+
+
+def _bounds(by_seed: Sequence[float], scale: float) -> str:
+    found = interval(by_seed)
+    if found is None:
+        return ""
+    low, high = scale * found.low, scale * found.high
+    digits = 1 if high - low < 2 else 0
+    return f" [{low:,.{digits}f}, {high:,.{digits}f}]"

@@ -1,0 +1,27 @@
+"""Verdicts as a Markdown table, for pages and papers."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from dome_lab.paper.claims import Claim
+from dome_lab.report.claims_text import numbers
+
+
+def claims_markdown(claims: Sequence[Claim]) -> str:
+    """One line a claim: figure, claim, verdict, and what was measured."""
+    lines = [
+        "| figure | claim, as checked | verdict | measured: mean [95 % interval] |",
+        "| --- | --- | --- | --- |",
+    ]
+    for claim in claims:
+        checked = f"{claim.name}. {claim.statement}"
+        cells = (claim.figure, checked, claim.verdict, numbers(claim))
+        escaped = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
+        lines.append(f"| {' | '.join(escaped)} |")
+    return "\n".join(lines) + "\n"
+
+
+def read_claims(path: Path) -> list[Claim]:
+    """The claims of a ``claims.json``."""
+    return [Claim(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]

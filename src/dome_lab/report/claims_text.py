@@ -1,0 +1,108 @@
+"""Figures and verdicts on screen."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED, Claim
+from dome_lab.paper.cost import Prediction, kind_of
+from dome_lab.paper.jobs import Job
+from dome_lab.paper.rows import Key
+
+COLOURS = {HOLDS: "green", FAILS: "red", UNDECIDED: "yellow"}
+# What claims.py calls the ends of a number's interval, and what it is a change of.
+LOW, HIGH, BEFORE, AFTER = ", low", ", high", ", before", ", after"
+HOUR = 3600
+
+
+def figure_table(
+    captions: Mapping[str, str],
+    scales: Sequence[str],
+    numbers: Mapping[str, Sequence[int]],
+) -> Table:
+    """What figures there are, and how many runs they take at each scale."""
+    table = _table("figure", "what it shows")
+    for scale in scales:
+        table.add_column(f"runs,\n{scale}", justify="right")
+    for name, caption in captions.items():
+        table.add_row(name, caption, *map(str, numbers[name]), end_section=True)
+    return table
+
+
+def claims_table(claims: Sequence[Claim]) -> Table:
+    """Every claim with its verdict and the numbers behind it."""
+    table = _table("figure", "claim", "verdict")
+    table.add_column(escape("measured: mean [95 % interval]"), ratio=1)
+    for claim in claims:
+        colour = COLOURS[claim.verdict]
+        table.add_row(
+            claim.figure,
+            claim.name,
+            f"[{colour}]{claim.verdict}[/{colour}]",
+            escape(numbers(claim)),
+            end_section=True,
+        )
+    return table
+
+
+def summary(claims: Sequence[Claim]) -> str:
+    """How many claims got which verdict."""
+    counted = Counter(claim.verdict for claim in claims)
+    counts = [f"{verdict} {counted[verdict]}" for verdict in COLOURS]
+    return f"{len(claims)} claims: {', '.join(counts)}."
+
+
+def numbers(claim: Claim) -> str:
+    """The numbers of a claim with their intervals; its reasons if it has none."""
+    given = claim.numbers
+    parts = []
+    for name, value in given.items():
+        if name.endswith((LOW, HIGH, BEFORE, AFTER)):
+            continue
+        text = f"{name} {value:.3g}"
+        if {name + LOW, name + HIGH} <= given.keys():
+            text += f" [{given[name + LOW]:.3g}, {given[name + HIGH]:.3g}]"
+        if {name + BEFORE, name + AFTER} <= given.keys():
+            text += f" ({given[name + BEFORE]:.3g} to {given[name + AFTER]:.3g})"
+        parts.append(text)
+    return "; ".join(parts) or claim.explanation
+
+
+def cost_table(
+    jobs: Sequence[Job], predictions: Mapping[Key, Prediction], num_workers: int
+) -> Table:
+    """What the runs of each figure would take on this machine."""
+    table = _table("figure", title="Predicted from a few steps on this machine")
+    for heading in ("runs", "hours"):
+        table.add_column(heading, justify="right")
+    table.add_column("memory a run, GiB", justify="right")
+    costs = {job: predictions[kind_of(job.key)] for job in jobs}
+    for figure in dict.fromkeys(job.figure for job in jobs):
+        mine = [cost for job, cost in costs.items() if job.figure == figure]
+        table.add_row(figure, *_cells(mine, num_workers))
+    table.add_row("together", *_cells(list(costs.values()), num_workers))
+    return table
+
+
+def _cells(costs: Sequence[Prediction], num_workers: int) -> tuple[str, str, str]:
+    seconds = sum(c.seconds for c in costs if math.isfinite(c.seconds)) / num_workers
+    too_large = sum(not math.isfinite(cost.seconds) for cost in costs)
+    hours = f"{seconds / HOUR:,.1f}"
+    if too_large:
+        hours += f", and {too_large} runs that do not fit into memory"
+    memory = max(cost.memory for cost in costs)
+    return str(len(costs)), hours, f"{memory / 2**30:.1f}"
+
+
+def _table(*headings: str, title: str | None = None) -> Table:
+    return Table(
+        *headings,
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )

@@ -1,0 +1,98 @@
+"""The demo in words: a table and one sentence, whichever way the numbers fall."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+
+from rich import box
+from rich.table import Table
+
+from dome_lab.paper.comparison import Comparison
+from dome_lab.paper.run import FILTERED, PLAIN
+from dome_lab.paper.statistics import Interval
+
+ARM_NAMES = {PLAIN: "no filter", FILTERED: "with filter"}
+VERDICTS = {1: "was ahead", 0: "made no clear difference", -1: "was behind"}
+
+
+def rate_name(rate: float | None) -> str:
+    """A rate as it is printed."""
+    return "none" if rate is None else f"{rate:,.0f}"
+
+
+def table(comparisons: Sequence[Comparison]) -> Table:
+    """Rate by arm: accuracy, training loss and what the filter took."""
+    result = Table(
+        title="After the last epoch: mean over seeds ± 95 % Student t interval",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # all of it within 80 columns
+    )
+    for heading in ("rate", "filter", "accuracy, %", "gain", "train loss", "change"):
+        result.add_column(heading, justify="right")
+    result.add_column("norm\nremoved", justify="right")
+    for comparison in comparisons:
+        for name, arm in comparison.arms.items():
+            filtered = name == FILTERED
+            result.add_row(
+                "" if filtered else rate_name(comparison.rate),
+                "yes" if filtered else "no",
+                _plus_minus(arm.accuracy, 100),
+                _points(comparison.accuracy_gain) if filtered else "",
+                _plus_minus(arm.train_loss, 1),
+                _signed(comparison.loss_change) if filtered else "",
+                f"{100 * arm.removed.mean:.0f} %" if filtered else "",
+                end_section=filtered,
+            )
+    return result
+
+
+def sentence(comparisons: Sequence[Comparison]) -> str:
+    """What was seen at each rate, one sentence computed from the numbers."""
+    removed = [c.arms[FILTERED].removed.mean for c in comparisons]
+    share = 100 * sum(removed) / len(removed)
+    accuracy = [
+        (c.accuracy_gain.sign, f"{_where(c.rate)} ({_points(c.accuracy_gain)} points)")
+        for c in comparisons
+    ]
+    loss = [
+        (-c.loss_change.sign, f"{_where(c.rate)} ({_signed(c.loss_change)})")
+        for c in comparisons
+    ]
+    return (
+        f"The filter took {share:.0f} % of the gradient's norm away: in test accuracy "
+        f"it {_verdicts(accuracy)}; in training loss it {_verdicts(loss)}; "
+        "± is the 95 % interval of the difference, paired by seed."
+    )
+
+
+def _verdicts(findings: Sequence[tuple[int, str]]) -> str:
+    """Neighbouring rates with the same outcome share its words."""
+    return _joined(
+        [
+            f"{VERDICTS[sign]} {_joined([where for _, where in alike])}"
+            for sign, alike in groupby(findings, key=itemgetter(0))
+        ]
+    )
+
+
+def _where(rate: float | None) -> str:
+    return "without compression" if rate is None else f"at rate {rate:,.0f}"
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]
+
+
+def _points(gain: Interval) -> str:
+    return f"{100 * gain.mean:+.1f} ± {100 * gain.half_width:.1f}"
+
+
+def _signed(change: Interval) -> str:
+    return f"{change.mean:+.2f} ± {change.half_width:.2f}"
+
+
+def _plus_minus(interval: Interval, scale: int) -> str:
+    digits = 1 if scale > 1 else 2
+    mean, half = scale * interval.mean, scale * interval.half_width
+    return f"{mean:.{digits}f} ± {half:.{digits}f}"

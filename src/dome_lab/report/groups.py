@@ -1,0 +1,213 @@
+"""Runs of the same settings together, and what there is to show of them."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dome_lab.paper.cost import seconds_of
+from dome_lab.paper.rows import MADE_BY as MADE_BY_COLUMN
+from dome_lab.paper.rows import NUM_ROWS, Row
+from dome_lab.report import labels
+from dome_lab.report.lines import (
+    Line,
+    Spectrum,
+    is_spectrum,
+    line_of,
+    number,
+    spectra_of,
+)
+from dome_lab.report.sources import SEED, Section, Trial
+
+PERCENT = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a picture shows.
+
+    Attributes:
+        column: The rows' column.
+        title: What it is, in words.
+        unit: Written after numbers.
+        scale: Numbers are multiplied by it.
+    """
+
+    column: str
+    title: str
+    unit: str = ""
+    scale: float = 1.0
+
+
+REMOVED = "removed"
+OUR_DRIFT = Metric("drift", "Drift: largest angle turned in an epoch", "°")
+ANY_DRIFT = Metric("drift", "Drift")  # another loop may count it in other units
+MAIN = (
+    Metric("test_accuracy", "Test accuracy", "%", PERCENT),
+    Metric("train_loss", "Training loss"),
+    Metric(REMOVED, "Norm of the batch gradient that was removed", "%", PERCENT),
+    Metric("fraction", "Fraction of a sample's norm in the subspace", "%", PERCENT),
+    OUR_DRIFT,
+    ANY_DRIFT,
+)
+METRICS = (
+    *MAIN,
+    Metric("test_loss", "Test loss"),
+    Metric("test_macro_f1", "Test macro-F1", "%", PERCENT),
+)
+_NOT_DRAWN = {
+    *(SEED, "epoch", "step", "index", "eigenvalue", "eigenvalues", "seconds"),
+    *(NUM_ROWS, MADE_BY_COLUMN, "arm", "kept_norm"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Seeds of the same settings.
+
+    Attributes:
+        arm: What is done to the gradient, in words.
+        setting: Everything else that sets runs apart, in words.
+        trials: One a seed.
+        lines: By column.
+        spectra: In order of time.
+        time_name: "epoch" or "step": what the horizontal axis of lines is.
+    """
+
+    arm: str
+    setting: str
+    trials: list[Trial]
+    lines: dict[str, Line]
+    spectra: list[Spectrum]
+    time_name: str
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What the seeds share."""
+        return self.trials[0].settings
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is taken out of the gradient."""
+        return labels.is_plain(self.settings)
+
+    @property
+    def seconds(self) -> float:
+        """What a seed took, on average; 0 if nobody noted it.
+
+        The column ``seconds`` of another loop may be anything, such as the filter's.
+        """
+        if not self.trials[0].known:
+            return 0.0
+        return seconds_of(r for t in self.trials for r in t.rows) / len(self.trials)
+
+
+def groups_of(section: Section) -> list[Group]:
+    """The runs of a section, those of the same settings together."""
+    by_settings: dict[str, list[Trial]] = {}
+    for trial in (part for whole in section.trials for part in _single(whole)):
+        by_settings.setdefault(repr(sorted(trial.settings.items())), []).append(trial)
+    found = list(by_settings.values())
+    every = [trials[0].settings for trials in found]
+    made = [_group(trials, every) for trials in found]
+    return sorted(made, key=_order)
+
+
+def metrics_of(groups: Sequence[Group]) -> list[Metric]:
+    """What there are numbers of: the columns we know first, then others by name."""
+    present = {column for group in groups for column in group.lines}
+    ours = all(trial.known for group in groups for trial in group.trials)
+    other = ANY_DRIFT if ours else OUR_DRIFT
+    known = [m for m in METRICS if m.column in present and m != other]
+    others = sorted(present - {metric.column for metric in METRICS})
+    named = [Metric(column, column.replace("_", " ")) for column in others]
+    return known + named
+
+
+def removed_share(trial: Trial) -> float:
+    """Share of the batch gradient's norm that was removed, mean over a run; or NaN."""
+    kept = [number(row.get("kept_norm")) for row in trial.rows]
+    return 1 - math.fsum(kept) / len(kept)
+
+
+def _time_name(trial: Trial) -> str:
+    return "step" if any("step" in row for row in trial.rows) else "epoch"
+
+
+def _single(trial: Trial) -> list[Trial]:
+    """A run as parts that have one row at a time.
+
+    Where a run has several at a time, as when several things are measured at once,
+    columns of words tell them apart, and if these do not, whole numbers.
+    """
+    time_name = _time_name(trial)
+    times = [row.get(time_name) for row in trial.rows]
+    if is_spectrum(trial) or len(set(times)) == len(times) or None in times:
+        return [trial]
+    for kind in (str, int):
+        names = dict.fromkeys(
+            name
+            for row in trial.rows
+            for name, value in row.items()
+            if isinstance(value, kind)
+            and name not in trial.settings.keys() | _NOT_DRAWN
+        )
+        parts: dict[tuple[object, ...], list[Row]] = {}
+        for row in trial.rows:
+            parts.setdefault(tuple(row.get(name) for name in names), []).append(row)
+        if len(parts) > 1:
+            return [
+                one
+                for values, rows in parts.items()
+                for one in _single(
+                    replace(
+                        trial,
+                        settings=trial.settings | dict(zip(names, values, strict=True)),
+                        rows=rows,
+                    )
+                )
+            ]
+    return [trial]
+
+
+def _group(trials: list[Trial], every: Sequence[dict[str, object]]) -> Group:
+    settings = trials[0].settings
+    time_name = _time_name(trials[0])
+    trials = sorted(trials, key=lambda trial: trial.seed)
+    columns = [] if is_spectrum(trials[0]) else _columns(trials)
+    lines = {c: line_of(trials, time_name, _reader(c)) for c in columns}
+    return Group(
+        labels.arm_name(settings, every),
+        labels.other_name(settings, every),
+        trials,
+        {c: line for c, line in lines.items() if any(m is not None for m in line.mean)},
+        spectra_of(trials, time_name),
+        time_name,
+    )
+
+
+def _order(group: Group) -> tuple[object, ...]:
+    """Plain before filtered; by compression, batch and rank."""
+    settings = group.settings
+    numbers = (number(settings.get(name)) for name in ("rate", "batch_size", "rank"))
+    sizes = [0.0 if math.isnan(n) else n for n in numbers]
+    return (
+        str(settings.get("task")),
+        *sizes[:2],
+        not group.is_plain,
+        sizes[2],
+        group.arm,
+    )
+
+
+def _columns(trials: Sequence[Trial]) -> list[str]:
+    """The columns of numbers that say something about training."""
+    columns = {name for trial in trials for row in trial.rows for name in row}
+    columns -= _NOT_DRAWN | set(trials[0].settings)
+    filters = not labels.is_plain(trials[0].settings)
+    return sorted(columns | ({REMOVED} if filters else set()))
+
+
+def _reader(column: str) -> Callable[[Row], float]:
+    if column == REMOVED:
+        return lambda row: 1 - number(row.get("kept_norm"))
+    return lambda row: number(row.get(column))

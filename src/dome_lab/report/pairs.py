@@ -1,0 +1,105 @@
+"""With the filter against without, at the end of training, seed by seed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dome_lab.paper.statistics import Interval, student_interval
+from dome_lab.report.groups import Group
+from dome_lab.report.labels import other_fields
+from dome_lab.report.lines import number
+from dome_lab.report.sources import Trial
+
+COMPARED = {"test_accuracy", "train_loss"}
+VERDICTS = {1: "better", 0: "unclear", -1: "worse"}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two groups that differ in nothing but the filter.
+
+    Attributes:
+        name: What sets this comparison apart from others, in words; may be empty.
+        seeds: Those that both have.
+        before: Mean test accuracy without the filter, NaN if a seed has none.
+        after: The same with it.
+        accuracy: Gain in test accuracy; None if there is no interval.
+        loss: Change in training loss; None if there is no interval.
+    """
+
+    name: str
+    seeds: list[int]
+    before: float
+    after: float
+    accuracy: Interval | None
+    loss: Interval | None
+
+    @property
+    def verdict(self) -> int:
+        """1: clearly more accurate with the filter, -1: clearly less, 0: unclear."""
+        return 0 if self.accuracy is None else self.accuracy.sign
+
+    @property
+    def loss_verdict(self) -> int:
+        """1: clearly less loss with the filter, -1: clearly more, 0: unclear."""
+        return 0 if self.loss is None else -self.loss.sign
+
+
+def pairs_of(groups: Sequence[Group]) -> list[Pair]:
+    """Every filtered group with the plain one of the same settings, if there is one."""
+    known = [g for g in groups if g.trials[0].known and COMPARED & g.lines.keys()]
+    filters = [group for group in known if not group.is_plain]
+    several = len({group.arm for group in filters}) > 1
+    found = []
+    for filtered in filters:
+        other = other_fields(filtered.settings)
+        plain = [g for g in known if g.is_plain and other_fields(g.settings) == other]
+        if plain:
+            parts = (filtered.setting, filtered.arm if several else "")
+            name = ", ".join(part for part in parts if part)
+            found.append(_pair(name, plain[0], filtered))
+    return found
+
+
+def end(trial: Trial, column: str) -> float:
+    """The value after the last epoch; NaN if it is not a number."""
+    return number(trial.rows[-1].get(column))
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """The interval over seeds; None if there are too few, or one has no number."""
+    good = len(values) > 1 and all(map(math.isfinite, values))
+    return student_interval(values) if good else None
+
+
+def signed(change: Interval, scale: float, digits: int) -> str:
+    """A difference with its interval."""
+    mean, low, high = (
+        f"{scale * value:+.{digits}f}".replace("-", "−")
+        for value in (change.mean, change.low, change.high)
+    )
+    return f"{mean} [{low}, {high}]"
+
+
+def _pair(name: str, plain: Group, filtered: Group) -> Pair:
+    without = {trial.seed: trial for trial in plain.trials}
+    with_ = {trial.seed: trial for trial in filtered.trials}
+    seeds = sorted(without.keys() & with_.keys())
+    before = [end(without[seed], "test_accuracy") for seed in seeds]
+    after = [end(with_[seed], "test_accuracy") for seed in seeds]
+    losses = [
+        end(with_[seed], "train_loss") - end(without[seed], "train_loss")
+        for seed in seeds
+    ]
+    return Pair(
+        name,
+        seeds,
+        _mean(before),
+        _mean(after),
+        interval([a - b for a, b in zip(after, before, strict=True)]),
+        interval(losses),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan

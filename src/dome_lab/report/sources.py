@@ -1,0 +1,192 @@
+"""What a report is made of: files of rows, with what is noted beside them.
+
+Rows of ``dome train``, ``dome demo`` and ``dome reproduce`` say which run they are of.
+Rows that do not, such as those of a loop of one's own, are one run a file, or one for
+each value of a column ``run``; ``step`` or ``epoch`` tells when they were taken.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED, Claim
+from dome_lab.paper.demo import ROWS_FILE
+from dome_lab.paper.figures import short_name
+from dome_lab.paper.reproduce import CLAIMS_FILE
+from dome_lab.paper.rows import (
+    NUM_ROWS,
+    TRAINING,
+    Key,
+    Row,
+    finished_runs,
+    key_of,
+    meta_path,
+)
+from dome_lab.report import claims_markdown
+from dome_lab.report.labels import MADE_BY, RUN
+
+SEED = "seed"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run: a seed of some settings.
+
+    Attributes:
+        settings: All that decides its numbers beside the seed.
+        seed: The seed, 0 if nobody noted it.
+        rows: Its rows, in order.
+        known: Whether it is a run of the experiments, whose columns mean what they say.
+    """
+
+    settings: dict[str, object]
+    seed: int
+    rows: list[Row]
+    known: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Runs that are shown side by side.
+
+    Attributes:
+        name: A heading.
+        caption: What they are, in a line; may be empty.
+        trials: The runs.
+        facts: What is noted beside the rows.
+        claims: Verdicts that rest on them.
+        files: What was read, in words.
+        notes: What a reader should know about the rows.
+    """
+
+    name: str
+    caption: str
+    trials: list[Trial]
+    facts: Mapping[str, object] = field(default_factory=dict)
+    claims: Sequence[Claim] = ()
+    files: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def known_trials(found: Mapping[Key, list[Row]]) -> list[Trial]:
+    """Finished runs as a report takes them."""
+    trials = []
+    for (made_by, run), rows in found.items():
+        settings: dict[str, object] = asdict(run)
+        seed = settings.pop(SEED)
+        if made_by != TRAINING:
+            settings[MADE_BY] = made_by
+        trials.append(Trial(settings, int(str(seed)), list(rows), known=True))
+    return trials
+
+
+def read_facts(rows_path: Path) -> dict[str, object]:
+    """What is noted beside rows: settings and provenance; nothing if it is not there.
+
+    A file that cannot be read is refused.
+    """
+    path = meta_path(rows_path)
+    if not path.exists():
+        return {}
+    facts = _json(path)
+    if not isinstance(facts, dict):
+        raise ValueError(f"{path} is not a JSON object: move it away, or make it again")
+    return facts
+
+
+def read_claims(folder: Path) -> list[Claim]:
+    """The verdicts in a folder; none if there is no file of them."""
+    path = folder / CLAIMS_FILE
+    if not path.exists():
+        return []
+    try:
+        claims = claims_markdown.read_claims(path)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{path} is not a list of claims: move it away, or make it again"
+        ) from None
+    for claim in claims:
+        if claim.verdict not in (HOLDS, FAILS, UNDECIDED):
+            raise ValueError(f"{path}: no verdict is called {claim.verdict!r}")
+    return claims
+
+
+def read_source(path: Path) -> Section:
+    """The section of one file."""
+    content = path.read_bytes()
+    if not content.strip():
+        raise ValueError(f"{path} is empty: there are no rows to show")
+    rows, torn = _parsed(path, content)
+    trials, num_left_out = _trials(rows, path.stem)
+    if not trials:
+        raise ValueError(f"{path} has no finished run: finish one, or name other rows")
+    facts = read_facts(path)
+    name = path.resolve().parent.name if path.name == ROWS_FILE else path.stem
+    figure = short_name(str(facts.get("figure", name)))
+    mine = [c for c in read_claims(path.parent) if short_name(c.figure) == figure]
+    notes = []
+    if torn or num_left_out:
+        notes.append(
+            f"{path.name}: {num_left_out + torn} rows of runs that are not finished "
+            "were left out."
+        )
+    digest = hashlib.sha256(content).hexdigest()[:12]
+    return Section(
+        str(facts.get("figure", name)),
+        str(facts.get("caption", "")),
+        trials,
+        facts,
+        mine,
+        [f"{path.name}: {len(rows):,} rows, SHA-256 {digest}…"],
+        notes,
+    )
+
+
+def _parsed(path: Path, content: bytes) -> tuple[list[Row], int]:
+    """All rows, and whether half a line is at the end: somebody is still writing."""
+    lines = content.splitlines()
+    rows: list[Row] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line) if line.strip() else {}
+        except ValueError:
+            if number == len(lines) and rows:
+                return rows, 1
+            raise ValueError(
+                f"{path}, line {number}: not JSON; a report is made of files of rows "
+                "(JSON lines), or of folders with such files"
+            ) from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path}, line {number}: a row is a JSON object")
+        if row:
+            rows.append(row)
+    return rows, 0
+
+
+def _trials(rows: Sequence[Row], name: str) -> tuple[list[Trial], int]:
+    """The runs among rows, and how many rows belong to unfinished ones."""
+    described = [row for row in rows if NUM_ROWS in row and key_of(row) is not None]
+    finished = finished_runs(described)
+    num_whole = sum(map(len, finished.values()))
+    loose = [row for row in rows if NUM_ROWS not in row or key_of(row) is None]
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in loose:
+        seed = row.get(SEED)
+        key = str(row.get(RUN, name)), seed if isinstance(seed, int) else 0
+        found.setdefault(key, []).append(row)
+    own = [
+        Trial({RUN: run}, seed, mine, known=False)
+        for (run, seed), mine in found.items()
+    ]
+    return known_trials(finished) + own, len(described) - num_whole
+
+
+def _json(path: Path) -> object:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        raise ValueError(
+            f"{path} is not JSON: move it away, or make it again"
+        ) from None

@@ -1,0 +1,66 @@
+from pathlib import Path
+
+import pytest
+
+from dome_lab.bench import memory
+
+MIB = 2**20
+
+
+def grow_and_shrink(num_bytes):
+    before = memory.resident()
+    is_reset = memory.reset_peak()
+    block = bytearray(b"x") * num_bytes
+    del block
+    return {
+        "reset": is_reset,
+        "grown": memory.peak_resident() - before,
+        "left": memory.resident() - before,
+    }
+
+
+def alone(name, **arguments):
+    """As the bench does it, in a new process: this one's heap has a past."""
+    path = {"PYTHONPATH": str(Path(__file__).parent)}
+    return memory.in_fresh_process("test_memory", name, path, **arguments)
+
+
+def test_the_peak_shows_memory_that_was_given_back():
+    seen = alone("grow_and_shrink", num_bytes=64 * MIB)
+    if not seen["reset"]:
+        pytest.skip("the peak cannot be reset here")
+    assert 63 * MIB < seen["grown"] < 72 * MIB
+    assert seen["left"] < 8 * MIB
+
+
+def grow_and_start_again(num_bytes):
+    grow_and_shrink(num_bytes)
+    is_reset = memory.reset_peak()
+    above = memory.peak_resident() - memory.resident()
+    return {"reset": is_reset, "above": above}
+
+
+def test_the_peak_can_start_again():
+    seen = alone("grow_and_start_again", num_bytes=64 * MIB)
+    if not seen["reset"]:
+        pytest.skip("the peak cannot be reset here")
+    assert seen["above"] < 8 * MIB
+
+
+def test_without_a_status_file_the_system_is_asked(monkeypatch, tmp_path):
+    known = memory.peak_resident()
+    monkeypatch.setattr(memory, "STATUS", tmp_path / "missing")
+    monkeypatch.setattr(memory, "CLEAR_REFS", tmp_path / "no" / "folder")
+    assert not memory.reset_peak()
+    assert memory.peak_resident() == pytest.approx(known, rel=0.5)
+
+
+def test_a_function_answers_from_a_process_of_its_own():
+    home, variables = "os", {"DOME_TEST": "seen"}
+    answer = memory.in_fresh_process(home, "getenv", variables, key="DOME_TEST")
+    assert answer == "seen"
+
+
+def test_a_failure_in_the_process_is_one_line():
+    with pytest.raises(RuntimeError, match=r"fsum\(seq=1\) failed .* code 1: TypeErr"):
+        memory.in_fresh_process("math", "fsum", {}, seq=1)

@@ -1,0 +1,137 @@
+import json
+
+import pytest
+
+from dome_lab.bench import run
+from dome_lab.bench.questions import load, memory, parts, question_names, step_cost
+from dome_lab.bench.questions.growth import loglog_slope
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench")
+    names, told = question_names(), []
+    answers = run.ask(names, "smoke", folder, lambda what, done: told.append(done))
+    return folder, {answer.question: answer for answer in answers}, told
+
+
+def rows_of(asked, name):
+    return json.loads((asked[0] / f"{name}.json").read_text())["rows"]
+
+
+def test_the_headline_comes_first():
+    assert question_names()[0] == "step_cost"
+
+
+@pytest.mark.parametrize("name", question_names())
+def test_every_question_has_every_scale_and_asks_something(name):
+    question = load(name)
+    assert set(question.SCALES) == {"smoke", "quick", "usual", "full"}
+    assert question.__doc__.splitlines()[0].endswith("?")
+    for scale in ("quick", "usual", "full"):
+        assert question.expected_seconds(question.SCALES[scale]) > 0
+
+
+def test_the_quick_headline_takes_less_than_two_minutes():
+    assert run.expected_seconds(["step_cost"], "quick") < 110
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", question_names())
+def test_every_answer_is_written_with_what_made_it(asked, name):
+    folder, answers, _ = asked
+    stored = json.loads((folder / f"{name}.json").read_text())
+    assert stored["question"] == name
+    assert stored["rows"]
+    assert {"commit", "cores", "dome", "processor", "threads", "torch"} <= set(
+        stored["machine"]
+    )
+    table = answers[name].table
+    assert all(len(row) == len(table.headings) for row in table.rows)
+    assert (folder / f"{name}.md").read_text() == table.markdown()
+    assert all(path.exists() for path in answers[name].paths)
+    assert not list(folder.glob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_pictures_are_drawn_of_step_cost_and_growth(asked):
+    names = sorted(path.stem for path in asked[0].glob("*.png"))
+    assert names == ["growth", "step_cost"]
+
+
+@pytest.mark.slow
+def test_progress_never_goes_back(asked):
+    told = asked[2]
+    assert told == sorted(told)
+    assert told[-1] == run.expected_seconds(question_names(), "smoke")
+
+
+@pytest.mark.slow
+def test_step_cost_compares_every_variant_with_the_plain_step(asked):
+    rows = {row["variant"]: row for row in rows_of(asked, "step_cost")}
+    assert list(rows) == [
+        step_cost.PLAIN,
+        step_cost.OURS,
+        step_cost.SELDOM,
+        step_cost.SVD,
+        step_cost.PAPER,
+    ]
+    assert rows[step_cost.PLAIN]["ratio"] == 1.0
+    assert rows[step_cost.PAPER]["gain"] == 1.0
+    assert all(len(row["seconds"]) == row["num_rounds"] for row in rows.values())
+
+
+@pytest.mark.slow
+def test_shares_of_the_parts_add_up(asked):
+    shares = [row["share"] for row in rows_of(asked, "parts")]
+    assert sum(share for share in shares if share is not None) == pytest.approx(1)
+
+
+@pytest.mark.slow
+def test_memory_is_held_against_the_floor_and_the_plan(asked):
+    (row,) = rows_of(asked, "memory")
+    assert row["floor"] == 4 * row["dim"] * (row["rank"] + row["batch_size"])
+    assert row["allowed"] == 1.25 * row["floor"]
+    assert row["highest"] >= row["filtered"] > 0
+    assert row["predicted"] > row["floor"]
+
+
+def test_without_opacus_the_recipe_is_left_out_and_the_table_says_so(monkeypatch):
+    def missing(*_):
+        raise ModuleNotFoundError("opacus")
+
+    monkeypatch.setattr(step_cost, "attach_paper_recipe", missing)
+    monkeypatch.setattr(memory, "grad_sample_module", missing)
+    rows = step_cost.compute(step_cost.SCALES["smoke"], lambda what, share: None)
+    assert step_cost.PAPER not in {row["variant"] for row in rows}
+    assert "opacus is missing" in " ".join(step_cost.table(rows).notes).lower()
+    case = memory.Case(setting="resnet8", batch_size=5, rank=3, method=memory.PAPER)
+    rows = memory.compute(memory.Config(cases=[case]), lambda what, share: None)
+    assert "opacus is missing" in memory.table(rows).notes[0]
+
+
+def test_a_case_that_does_not_fit_is_left_out_with_the_reason(monkeypatch):
+    monkeypatch.setattr(memory, "available_memory", lambda device: 2**30)
+    rows = memory.compute(
+        memory.Config(cases=memory.LARGE[:1]), lambda what, share: None
+    )
+    (note,) = memory.table(rows).notes
+    assert note.endswith("16.00 GiB needed, 1.00 GiB available.")
+
+
+def test_the_cost_of_samples_is_the_difference_of_captured_and_plain():
+    names = ("optimizer", "update and filter", "update alone", "filter alone")
+    part = dict.fromkeys(names, 1.0)
+    plain = {"forward": 2.0, "backward": 4.0}
+    captured = {"forward, captured": 2.5, "backward, captured": 5.0}
+    floors = dict.fromkeys((*names, "forward", "backward", "samples"), (0.5, "flops"))
+    rows = parts._rows([part | plain | captured], floors, batch_size=3)
+    samples = next(row for row in rows if row["part"] == "samples")
+    assert samples["median"] == 1.5
+    assert samples["share"] == 1.5 / (2.0 + 4.0 + 1.5 + 1.0 + 1.0)
+    assert samples["efficiency"] == 0.5 / 1.5
+
+
+def test_slope_of_a_power_law_is_its_exponent():
+    x = [1.0, 2.0, 5.0, 11.0]
+    assert loglog_slope(x, [3 * a**1.7 for a in x]) == pytest.approx(1.7)

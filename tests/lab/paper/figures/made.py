@@ -1,0 +1,47 @@
+from dataclasses import replace
+
+import numpy as np
+
+from dome_lab.paper.run import Run
+
+RUN = Run(task="mnist", model="resnet8", seed=0, batch_size=128, epochs=6, rank=100)
+SCATTER = (-0.002, 0.0, 0.002)  # what sets three seeds apart
+
+
+def training_rows(run, **columns):
+    """Rows of a run: a column is a number (its last value) or the whole curve."""
+    curves = {
+        "train_loss": np.linspace(2, 1, run.epochs),
+        "fraction": np.linspace(0.9, 0.5, run.epochs),
+        "test_accuracy": 0.5,
+        "test_macro_f1": 0.5,
+    }
+    full = {
+        name: np.full(run.epochs, value) if np.isscalar(value) else np.asarray(value)
+        for name, value in (curves | columns).items()
+    }
+    return [
+        {**run.columns(), "epoch": epoch + 1}
+        | {name: float(curve[epoch]) for name, curve in full.items()}
+        for epoch in range(run.epochs)
+    ]
+
+
+def seeds(run, scatter=SCATTER, **columns):
+    """Rows of three runs that differ by a little in their accuracy."""
+    rows = []
+    for seed, shift in enumerate(scatter):
+        moved = dict(columns)
+        for name in ("test_accuracy", "test_macro_f1"):
+            moved[name] = np.asarray(columns.get(name, 0.5)) + shift
+            if moved[name].ndim == 0:
+                moved[name] = float(moved[name])
+        rows += training_rows(replace(run, seed=seed), **moved)
+    return rows
+
+
+def two_arms(run, plain, filtered, scatter=SCATTER):
+    """Both arms of three seeds; the scatter is the filtered arm's alone."""
+    watching = replace(run, removes="nothing")
+    nothing = [0.0] * len(scatter)
+    return seeds(run, scatter, **filtered) + seeds(watching, nothing, **plain)

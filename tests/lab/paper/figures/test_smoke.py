@@ -1,0 +1,85 @@
+from functools import cache
+
+import pytest
+from matplotlib import pyplot
+
+from dome_lab.paper import drawing
+from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED
+from dome_lab.paper.figures import figure_names, load_figure
+from dome_lab.paper.rows import append_run, read_rows
+
+
+@cache
+def rows_of(compute_run, run):
+    return list(compute_run(run))
+
+
+def smoke_rows(figure):
+    runs = figure.runs(figure.SCALES["smoke"])
+    return [row for run in runs for row in rows_of(figure.compute_run, run)]
+
+
+@pytest.mark.paper
+@pytest.mark.parametrize("name", figure_names())
+def test_figure_computes_draws_and_judges_at_smoke_size(name, tmp_path):
+    figure = load_figure(name)
+    rows = smoke_rows(figure)
+    drawn = figure.draw(rows)
+    for kind in ("png", "pdf"):
+        drawn.savefig(tmp_path / f"figure.{kind}")
+        assert (tmp_path / f"figure.{kind}").stat().st_size > 10_000
+    claims = figure.judge(rows)
+    assert claims
+    for claim in claims:
+        assert claim.figure == name.partition("_")[0]
+        assert claim.verdict in (HOLDS, FAILS, UNDECIDED)
+        assert claim.statement.endswith(".")
+        assert claim.explanation.endswith(".")
+    assert pyplot.get_fignums() == []
+
+
+@pytest.mark.paper
+@pytest.mark.parametrize("name", figure_names())
+def test_rows_from_disk_are_judged_as_they_were(name, tmp_path):
+    figure = load_figure(name)
+    rows = smoke_rows(figure)
+    append_run(tmp_path / "rows.jsonl", rows)
+    assert figure.judge(read_rows(tmp_path / "rows.jsonl")) == figure.judge(rows)
+
+
+@pytest.mark.paper
+@pytest.mark.parametrize("name", figure_names())
+def test_a_reduced_figure_says_so(name):
+    figure = load_figure(name)
+    drawn = figure.draw(smoke_rows(figure))
+    note = drawn.get_supxlabel().replace("\n", " ")
+    assert "Not the paper's scale" in note
+    assert "seeds 2 (5)" in note
+
+
+@pytest.mark.paper
+@pytest.mark.parametrize("name", figure_names())
+def test_no_text_leaves_the_figure(name):
+    figure = load_figure(name)
+    drawn = figure.draw(smoke_rows(figure))
+    drawn.draw_without_rendering()
+    whole = drawn.get_tightbbox()
+    # A label half of a tick's width beyond the last tick is still on the paper.
+    assert whole.x0 > -0.05
+    assert whole.x1 < drawn.get_figwidth() + 0.05
+
+
+@pytest.mark.paper
+def test_compute_yields_the_rows_of_every_run():
+    figure = load_figure("fig02")
+    rows = list(figure.compute(figure.SCALES["smoke"]))
+    strip = [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
+    expected = smoke_rows(figure)
+    assert strip == [
+        {k: v for k, v in row.items() if "seconds" not in k} for row in expected
+    ]
+
+
+def test_arms_are_told_apart_without_colour():
+    assert len(set(drawing.DASHES.values())) == len(drawing.DASHES)
+    assert len(set(drawing.MARKERS.values())) == len(drawing.MARKERS)

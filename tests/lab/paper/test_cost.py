@@ -1,0 +1,116 @@
+import math
+from dataclasses import replace
+
+import pytest
+
+from dome_lab.paper import cost
+from dome_lab.paper.cost import TimeLeft, guessed_cost, kind_of, predict, share_of_row
+from dome_lab.paper.run import Run
+
+RUN = Run(task="digits", model="resnet8", seed=0, batch_size=32, epochs=4)
+
+
+def keys(*seeds, **changes):
+    return [("train", replace(RUN, seed=seed, **changes)) for seed in seeds]
+
+
+def test_nothing_is_known_at_the_start():
+    time_left = TimeLeft(keys(0, 1), num_workers=1)
+    assert math.isnan(time_left.seconds)
+    assert time_left.share_done == 0
+
+
+def test_time_left_follows_from_what_an_epoch_took():
+    one, other = keys(0, 1)
+    time_left = TimeLeft([one, other], num_workers=1)
+    time_left.advance(one, 10.0, share_of_row(one))
+    assert time_left.seconds == pytest.approx(3 * 10 + 4 * 10)
+    assert time_left.share_done == pytest.approx(1 / 8)
+
+
+def test_processes_share_the_work_but_not_a_run():
+    one, *others = keys(0, 1, 2, 3)
+    time_left = TimeLeft([one, *others], num_workers=4)
+    time_left.advance(one, 10.0, 0.25)
+    assert time_left.seconds == pytest.approx(40)  # not 150/4: a run takes 40
+    time_left = TimeLeft([one, *others], num_workers=2)
+    time_left.advance(one, 10.0, 0.25)
+    assert time_left.seconds == pytest.approx(150 / 2)
+
+
+def test_other_kinds_are_guessed_from_those_seen():
+    (plain,), (filtered,) = keys(0), keys(0, rank=50)
+    time_left = TimeLeft([plain, filtered], num_workers=1)
+    time_left.advance(plain, 10.0, 1.0)
+    dearer = guessed_cost(filtered[1]) / guessed_cost(plain[1])
+    assert dearer > 1
+    assert time_left.seconds == pytest.approx(10 * dearer)
+
+
+def test_each_kind_counts_as_it_was_seen():
+    (plain,), (filtered,) = keys(0), keys(0, rank=50)
+    time_left = TimeLeft([plain, filtered], num_workers=1)
+    time_left.learn(plain, 10.0)
+    time_left.learn(filtered, 90.0)
+    assert time_left.seconds == pytest.approx(100)
+
+
+def test_rows_of_earlier_sessions_are_learned_from():
+    (there,), (missing,) = keys(0), keys(1)
+    time_left = TimeLeft([missing], num_workers=1)
+    time_left.learn_from({there: [{"seconds": 2.0}, {"seconds": 3.0}, {}]})
+    assert time_left.seconds == pytest.approx(5)
+
+
+def test_a_finished_run_has_nothing_left():
+    (one,) = keys(0)
+    time_left = TimeLeft([one], num_workers=1)
+    time_left.advance(one, 10.0, 0.25)
+    time_left.finish(one)
+    assert time_left.seconds == 0
+    assert time_left.share_done == 1
+
+
+def test_a_run_whose_rows_are_no_epochs_is_learned_from_when_it_is_over():
+    one, other = [("spectrum", replace(RUN, seed=seed)) for seed in (0, 1)]
+    time_left = TimeLeft([one, other], num_workers=1)
+    for _ in range(5):
+        time_left.advance(one, 2.0, share_of_row(one))
+    time_left.finish(one)
+    assert time_left.seconds == pytest.approx(10)
+
+
+def test_rows_that_are_not_epochs_do_not_advance_a_run():
+    assert share_of_row(("train", RUN)) == 0.25
+    assert share_of_row(("spectrum", RUN)) == 0
+
+
+def test_seeds_and_learning_rates_are_of_one_kind_and_ranks_are_not():
+    (key,), (other,) = keys(0), keys(5, lr=0.5)
+    assert kind_of(key) == kind_of(other)
+    assert kind_of(key) != kind_of(keys(0, rank=3)[0])
+    assert kind_of(("spectrum", RUN)) != kind_of(key)
+
+
+def test_prediction_counts_all_steps_of_all_epochs():
+    run = replace(RUN, num_train=320, num_test=10, rank=3)
+    few, many = predict(run), predict(replace(run, epochs=400))
+    # Timed twice on a machine that may be busy: the factor is 100.
+    assert 10 < many.seconds / few.seconds < 1000
+    assert few.memory > 4 * 78_000 * (32 + 3)
+
+
+def test_prediction_counts_the_hessians_eigenvectors():
+    run = replace(RUN, num_train=320, num_test=10, rank=3, removes="hessian")
+    seldom, often = predict(replace(run, update_every=10_000)), predict(run)
+    # About 24 products of two gradients of all samples, against one batch of 32.
+    assert often.seconds > 10 * seldom.seconds
+    assert often.memory == 0
+
+
+def test_prediction_of_a_run_too_large_for_the_memory_does_not_start_it(monkeypatch):
+    monkeypatch.setattr("dome.planning.training.available_memory", lambda device: 1000)
+    monkeypatch.setattr(cost, "compute_run", None)
+    prediction = predict(replace(RUN, num_train=64, rank=3))
+    assert math.isnan(prediction.seconds)
+    assert prediction.memory > 1000

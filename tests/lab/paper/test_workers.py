@@ -1,0 +1,114 @@
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny_jobs
+
+from dome_lab.paper.workers import WorkerError, available_cores, run_all
+
+
+def test_every_job_yields_its_results_in_order_and_then_its_end():
+    events = list(run_all(range, [3, 1, 2], num_workers=2))
+    for job in (3, 1, 2):
+        mine = [result for name, result in events if name == job]
+        assert mine == [*range(job), None]
+
+
+def test_no_jobs_start_no_process():
+    assert list(run_all(range, [], num_workers=2)) == []
+
+
+def test_a_failure_shows_its_message_and_where_it_was():
+    with pytest.raises(WorkerError, match="TypeError: 'str' object") as caught:
+        list(run_all(range, ["x"], num_workers=1))
+    assert "Traceback" in caught.value.__notes__[0]
+
+
+def test_a_process_that_dies_is_named_and_not_waited_for():
+    with pytest.raises(WorkerError, match="the process of 3 ended unexpectedly"):
+        list(run_all(os._exit, [3], num_workers=1))
+
+
+def test_leaving_early_ends_the_processes():
+    events = run_all(range, [10**9, 10**9], num_workers=2)
+    next(events)
+    events.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_job_that_does_not_fit_beside_others_waits_for_its_turn():
+    def fits(job, busy):
+        return not (job.startswith("long") and any(b.startswith("long") for b in busy))
+
+    jobs = ["long one", "long other", "short"]
+    events = run_all(tiny_jobs.wait_a_moment, jobs, 2, fits)
+    started = [job for job, result in events if result is not None]
+    assert started == ["short", "long one", "long other"]
+
+
+def test_a_message_for_users_is_passed_on_with_its_job_and_nothing_else():
+    with pytest.raises(WorkerError) as caught:
+        list(run_all(tiny_jobs.refuse, [3], num_workers=1))
+    assert str(caught.value) == "3: nothing is left of 3"
+
+
+def test_ctrl_c_while_processes_start_is_not_lost(monkeypatch):
+    start = multiprocessing.get_context("spawn").Process.start
+
+    def interrupted(process):
+        start(process)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(run_all(range, [10**9, 10**9], num_workers=2))
+    # Those of the tests before may still be on their way out; a lost one works on.
+    deadline = time.monotonic() + 10
+    while multiprocessing.active_children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert multiprocessing.active_children() == []
+
+
+def test_processes_do_not_see_ctrl_c():
+    events = run_all(tiny_jobs.process_id_and_wait, [1], num_workers=1)
+    _, pid = next(events)
+    os.kill(pid, signal.SIGINT)
+    time.sleep(0.3)
+    assert is_alive(pid)
+    events.close()
+
+
+def test_processes_end_when_this_one_is_killed():
+    code = (
+        "import tiny_jobs; from dome_lab.paper.workers import run_all\n"
+        "for _, pid in run_all(tiny_jobs.process_id_and_wait, [1, 2], 2):\n"
+        "    print(pid, flush=True)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(Path(tiny_jobs.__file__).parent)},
+    )
+    pids = [int(parent.stdout.readline()) for _ in range(2)]
+    parent.kill()
+    parent.communicate()
+    end = time.monotonic() + 20
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < end, "the processes live on"
+        time.sleep(0.05)
+
+
+def is_alive(pid):
+    command = ["ps", "-o", "stat=", "-p", str(pid)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return bool(done.stdout.strip()) and not done.stdout.strip().startswith("Z")
+
+
+def test_at_least_one_core_is_available():
+    assert available_cores() >= 1

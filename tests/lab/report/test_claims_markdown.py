@@ -1,0 +1,52 @@
+from pathlib import Path
+
+import pytest
+
+from dome_lab.paper.claims import Claim, write_claims
+from dome_lab.paper.figures import full_name, load_figure
+from dome_lab.paper.reproduce import make_plan
+from dome_lab.report.claims_markdown import claims_markdown, read_claims
+
+DOCS = Path(__file__).parents[2] / "docs"
+RESULTS = DOCS / "results" / "cpu"
+STORED = read_claims(RESULTS / "claims.json")
+
+
+def test_a_claim_is_a_line_with_its_numbers_and_no_stray_bars(tmp_path):
+    claim = Claim(
+        figure="fig03",
+        name="a|b",
+        statement="|x| grows",
+        verdict="holds",
+        numbers={"gain": 0.25, "gain, low": 0.1, "gain, high": 0.4},
+        explanation="",
+    )
+    write_claims(tmp_path / "claims.json", [claim])
+    read = read_claims(tmp_path / "claims.json")
+    assert read == [claim]
+    line = claims_markdown(read).splitlines()[2]
+    assert line == "| fig03 | a\\|b. \\|x\\| grows | holds | gain 0.25 [0.1, 0.4] |"
+
+
+def test_the_page_shows_the_verdicts_that_are_stored():
+    page = (DOCS / "reproduction.md").read_text(encoding="utf-8")
+    assert claims_markdown(STORED) in page
+
+
+@pytest.mark.parametrize("short", sorted({claim.figure for claim in STORED}))
+def test_stored_verdicts_follow_from_stored_rows(short, tmp_path):
+    for rows in RESULTS.glob("*.jsonl"):
+        (tmp_path / rows.name).write_bytes(rows.read_bytes())
+    name = full_name(short)
+    plan = make_plan({name: load_figure(name)}, "cpu", tmp_path)
+    (planned,) = plan.figures
+    assert planned.num_missing(plan.found) == 0
+    rows = [row for job in planned.jobs for row in plan.found[job.key]]
+    judged = load_figure(name).judge(rows)
+    stored = [claim for claim in STORED if claim.figure == short]
+    assert [(c.name, c.verdict) for c in judged] == [
+        (c.name, c.verdict) for c in stored
+    ]
+    for now, then in zip(judged, stored, strict=True):
+        assert now.numbers == pytest.approx(then.numbers, nan_ok=True)
+    assert (RESULTS / f"{name}.png").stat().st_size > 1000

@@ -1,0 +1,75 @@
+import io
+import math
+
+from rich.console import Console
+
+from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED, Claim
+from dome_lab.paper.cost import Prediction, kind_of
+from dome_lab.paper.jobs import Job
+from dome_lab.paper.run import Run
+from dome_lab.paper.train import compute_run
+from dome_lab.report.claims_text import (
+    claims_table,
+    cost_table,
+    figure_table,
+    numbers,
+    summary,
+)
+
+
+def claim(verdict, given, explanation="Because."):
+    return Claim("fig03", "far ahead", "A statement.", verdict, given, explanation)
+
+
+def shown(table, width=80):
+    text = io.StringIO()
+    Console(file=text, width=width).print(table)
+    assert "…" not in text.getvalue()
+    return text.getvalue()
+
+
+def test_numbers_are_shown_with_their_interval_and_what_they_are_a_change_of():
+    given = {"gain": 0.25, "gain, low": 0.2, "gain, high": 0.3}
+    assert numbers(claim(HOLDS, given)) == "gain 0.25 [0.2, 0.3]"
+    given |= {"gain, before": 0.5, "gain, after": 0.75, "seeds": 3.0}
+    expected = "gain 0.25 [0.2, 0.3] (0.5 to 0.75); seeds 3"
+    assert numbers(claim(HOLDS, given)) == expected
+
+
+def test_a_claim_without_numbers_shows_its_reasons():
+    assert numbers(claim(UNDECIDED, {})) == "Because."
+
+
+def test_every_claim_has_a_line_with_its_verdict():
+    given = {"gain": 0.25, "gain, low": 0.2, "gain, high": 0.3}
+    text = shown(claims_table([claim(v, given) for v in (HOLDS, FAILS, UNDECIDED)]))
+    for verdict in (HOLDS, FAILS, UNDECIDED):
+        assert f" {verdict} " in text
+    assert text.count("[0.2, 0.3]") == 3
+
+
+def test_summary_counts_verdicts():
+    claims = [claim(v, {}) for v in (HOLDS, HOLDS, UNDECIDED)]
+    assert summary(claims) == "3 claims: holds 2, does not hold 0, undecided 1."
+
+
+def test_figures_are_listed_with_their_runs():
+    text = shown(figure_table({"fig03": "A caption."}, ["cpu"], {"fig03": [24]}))
+    assert text.split()[-4:] == ["fig03", "A", "caption.", "24"]
+
+
+def test_predicted_hours_are_divided_among_processes():
+    run = Run(task="mnist", model="resnet8", seed=0, batch_size=8, epochs=1)
+    jobs = [Job("fig03_x", run, compute_run)]
+    hours = {kind_of(job.key): Prediction(36_000.0, 2**31) for job in jobs}
+    lines = shown(cost_table(jobs, hours, num_workers=2)).splitlines()
+    assert [line.split() for line in lines if line.strip()][-1] == [
+        *("together", "1", "5.0", "2.0")
+    ]
+
+
+def test_runs_too_large_for_the_memory_are_named():
+    run = Run(task="mnist", model="resnet8", seed=0, batch_size=8, epochs=1)
+    jobs = [Job("fig02_x", run, compute_run)]
+    hours = {kind_of(job.key): Prediction(math.nan, 2**34) for job in jobs}
+    assert "do not fit" in " ".join(shown(cost_table(jobs, hours, 1)).split())

@@ -1,0 +1,77 @@
+import pytest
+import torch
+from models import small_classifier
+from torch import nn
+
+import dome
+from dome.planning import training as planning
+from dome.planning.training import Choice, Plan, update_flops
+
+
+def test_memory_is_basis_and_samples_and_little_else():
+    model = nn.Linear(2000, 500, bias=False)
+    plan = dome.plan(model, rank=50, batch_size=20)
+    floor = 4 * 1_000_000 * (50 + 20)
+    full, half = plan.choices[:2]
+    assert floor < full.memory < 1.25 * floor
+    assert full.memory - half.memory == 2 * 1_000_000 * 50
+    assert all(choice.seconds > 0 for choice in plan.choices)
+
+
+def test_layerwise_costs_less_where_layers_are_small():
+    model = nn.Sequential(*[nn.Linear(10, 10) for _ in range(20)])
+    plan = dome.plan(model, rank=300, batch_size=10)
+    by_layout = {(c.layout, c.basis_dtype): c for c in plan.choices}
+    wide = by_layout["global", torch.float32]
+    narrow = by_layout["layerwise", torch.float32]
+    assert narrow.memory < wide.memory
+    assert narrow.seconds < wide.seconds
+
+
+def test_flops_grow_linearly_in_parameters():
+    assert update_flops(2000, 10, 30) == 2 * update_flops(1000, 10, 30)
+
+
+def test_the_suggestion_is_the_first_choice_that_fits_or_a_rank_that_would():
+    big = Choice("global", torch.float32, 1000, 1.0, fits=False)
+    small = Choice("layerwise", torch.bfloat16, 100, 1.0, fits=True)
+    plan = Plan(dim=100, rank=9, batch_size=1, available=500, choices=(big, small))
+    assert 'layout="layerwise", basis_dtype=torch.bfloat16' in plan.suggestion
+    assert "does not fit" in str(plan)
+    none = Plan(dim=100, rank=9, batch_size=1, available=500, choices=(big,))
+    assert none.suggestion == "nothing fits at rank 9: rank=3 would"
+    hopeless = Plan(dim=100, rank=9, batch_size=1, available=10, choices=(big,))
+    assert "smaller batch" in hopeless.suggestion
+
+
+def test_the_largest_rank_is_the_last_that_fits(monkeypatch):
+    monkeypatch.setattr(planning, "_timed", lambda *_: planning._Speed(1.0, 1.0))
+    model, memory = nn.Linear(300, 100), 20_000_000
+    for choice in dome.plan(model, 5, 8, memory=memory).choices:
+        assert choice.largest_rank > 5
+        at = dome.plan(model, choice.largest_rank, 8, memory=memory)
+        beyond = dome.plan(model, choice.largest_rank + 1, 8, memory=memory)
+        kinds = [(c.layout, c.basis_dtype) for c in at.choices]
+        place = kinds.index((choice.layout, choice.basis_dtype))
+        assert at.choices[place].fits
+        assert not beyond.choices[place].fits
+    assert dome.plan(model, 5, 8, memory=1000).choices[0].largest_rank == 0
+
+
+def test_steps_between_updates_take_the_projection_only():
+    choice = Choice("global", torch.float32, 1, 1.0, fits=True, projection=0.2)
+    assert choice.seconds_with(1) == 1.0
+    assert choice.seconds_with(4) == pytest.approx(0.4)
+    # Four steps: one with the update, four projections.
+    assert 4 * choice.seconds_with(4) == pytest.approx(0.8 + 4 * 0.2)
+    measured = dome.plan(small_classifier(), rank=5, batch_size=3).choices
+    assert all(0 < c.projection <= c.seconds for c in measured)
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="rank must be between 1 and 195, got 500"):
+        dome.plan(small_classifier(), rank=500, batch_size=3)
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        dome.plan(small_classifier(), rank=5, batch_size=0)
+    with pytest.raises(ValueError, match="memory must be at least 1 byte, got 0"):
+        dome.plan(small_classifier(), rank=5, batch_size=3, memory=0)

@@ -1,0 +1,73 @@
+import pytest
+
+import dome
+from dome.planning.workers import Machine, gigabytes
+
+BILLION = 10**9
+
+
+def by_name(plan):
+    return {choice.name: choice for choice in plan.choices}
+
+
+def test_local_gradients_as_samples_cost_what_ddp_costs():
+    plan = dome.plan_workers(BILLION, 100, 32, 64)
+    choice = by_name(plan)['samples="worker"']
+    assert plan.ddp_bytes == pytest.approx(2 * 63 / 64 * 4 * BILLION)
+    assert 1 < choice.share_of_ddp < 1.001
+
+
+def test_single_samples_cost_the_cheaper_of_samples_and_covariance_action():
+    few = by_name(dome.plan_workers(10**8, 100, 32, 8))['samples="per_sample"']
+    many = by_name(dome.plan_workers(10**8, 100, 1000, 8))['samples="per_sample"']
+    assert few.share_of_ddp == pytest.approx((32 + 1) / 2, rel=0.01)
+    assert many.share_of_ddp == pytest.approx((2 * 100 + 3) / 2, rel=0.02)
+
+
+def test_a_compressor_divides_the_bytes_and_needs_the_whole_basis_everywhere():
+    plan = dome.plan_workers(10**8, 50, 4, 16, rate=500)
+    own, split = by_name(plan)["HadamardSketch(500)"], plan.choices[0]
+    assert own.share_of_ddp == pytest.approx(1 / 500)
+    assert own.memory > 4 * 10**8 * 50
+    assert split.memory == pytest.approx(4 * 10**8 * (50 / 16 + 5))
+
+
+def test_the_largest_rank_fits_and_the_next_one_does_not():
+    machine = Machine(memory=40e9)
+    plan = dome.plan_workers(10**9, 1, 8, 16, machine=machine)
+    for choice in plan.choices:
+        if choice.largest_rank:
+            at = dome.plan_workers(10**9, choice.largest_rank, 8, 16, machine=machine)
+            beyond = dome.plan_workers(
+                10**9, choice.largest_rank + 1, 8, 16, machine=machine
+            )
+            assert by_name(at)[choice.name].fits
+            assert not by_name(beyond)[choice.name].fits
+
+
+def test_the_suggestion_says_what_to_attach_or_why_not():
+    assert dome.plan_workers(10**8, 10, 4, 8).suggestion == (
+        'attach(model, optimizer, rank=10, samples="worker")'
+    )
+    assert "does not fit: split the model" in str(dome.plan_workers(10**10, 10, 4, 8))
+    small = Machine(memory=17e9)
+    crowded = dome.plan_workers(10**9, 1000, 4, 8, machine=small)
+    assert "nothing fits" in crowded.suggestion
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((10, 11, 1, 2), "rank must be between 1 and 10, got 11"),
+        ((10, 1, 0, 2), "batch_size must be at least 1, got 0"),
+        ((10, 1, 1, 0), "num_workers must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        dome.plan_workers(*arguments)
+
+
+def test_sizes_are_told_in_units_that_fit():
+    sizes = [gigabytes(n) for n in (12, 3.5e3, 2e6, 4.25e9, 1e13)]
+    assert sizes == ["12 B", "3.5 kB", "2 MB", "4.25 GB", "10 TB"]

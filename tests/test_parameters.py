@@ -1,0 +1,102 @@
+import pytest
+import torch
+from torch import nn
+
+from dome.parameters import Layout
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+        self.encoder = nn.Linear(3, 4)
+        self.decoder = nn.Linear(3, 4)
+        self.decoder.weight = self.encoder.weight
+
+
+def test_shared_parameters_are_taken_once_and_order_is_that_of_the_model():
+    model = Tied()
+    layout = Layout(model)
+    assert [slot.name for slot in layout.slots] == [
+        "scale",
+        "encoder.weight",
+        "encoder.bias",
+        "decoder.bias",
+    ]
+    assert layout.dim == sum(p.numel() for p in model.parameters()) == 22
+
+
+def test_layers_are_contiguous_blocks_that_cover_everything():
+    blocks = Layout(Tied(), "layerwise").blocks
+    assert [(b.name, b.start, b.stop) for b in blocks] == [
+        ("scale", 0, 2),
+        ("encoder", 2, 18),
+        ("decoder", 18, 22),
+    ]
+
+
+def test_gathering_and_scattering_are_inverse_and_missing_gradients_are_zero():
+    model = Tied()
+    layout = Layout(model)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    model.encoder.bias.grad = None
+    vector = layout.gather()
+    assert not vector[14:18].any()
+    layout.scatter_(2 * vector)
+    torch.testing.assert_close(layout.gather(), 2 * vector)
+    assert model.encoder.bias.grad is None
+
+
+def test_frozen_parameters_are_left_out():
+    model = Tied()
+    model.encoder.requires_grad_(False)
+    assert [slot.name for slot in Layout(model).slots] == ["scale", "decoder.bias"]
+
+
+def test_layers_that_alternate_in_the_vector_stay_separate_blocks():
+    class Split(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Module()
+            self.inner.a = nn.Parameter(torch.zeros(1))
+            self.inner.child = nn.Linear(1, 1)
+            self.z = nn.Parameter(torch.zeros(1))
+
+    names = [b.name for b in Layout(Split(), "layerwise").blocks]
+    assert len(names) == len(set(names))
+
+
+def test_lazy_parameters_without_a_shape_are_refused_by_name():
+    with pytest.raises(ValueError, match="parameter 'weight' has no shape yet"):
+        Layout(nn.LazyLinear(3))
+
+
+def test_sparse_gradients_are_refused_by_name():
+    model = nn.Embedding(5, 2, sparse=True)
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="gradient of 'weight' is sparse"):
+        Layout(model).gather()
+
+
+def test_a_sparse_gradient_among_dense_ones_is_refused_by_name():
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 3))
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match=r"gradient of '0\.weight' is sparse"):
+        Layout(model).gather()
+
+
+def test_a_model_moved_after_attaching_is_named():
+    model = nn.Linear(2, 2)
+    layout = Layout(model)
+    layout.parameters = tuple(nn.Linear(2, 2, device="meta").parameters())
+    with pytest.raises(RuntimeError, match="on meta, the basis on cpu: move the model"):
+        layout.gather()
+
+
+def test_a_gathered_gradient_is_a_copy_also_of_a_single_parameter():
+    model = nn.Linear(3, 2, bias=False)
+    model.weight.grad = torch.ones(2, 3)
+    gathered = Layout(model).gather()
+    model.weight.grad.zero_()
+    assert bool(gathered.all())
