@@ -51,6 +51,14 @@ class Workers:
         rows: list[list[int]] = everyone.view(self.size, -1).tolist()
         return rows
 
+    def exchange_words(self, words: dict[str, str]) -> list[dict[str, str]]:
+        """The words of all workers, rank by rank; for once, at the beginning."""
+        self._arrive()
+        everyone: list[dict[str, str]] = [{} for _ in range(self.size)]
+        with self._waiting("the comparison of options"):
+            dist.all_gather_object(everyone, words, group=self.group)
+        return everyone
+
     def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
         """Small tensors, added up over workers: the same bits on each."""
         flat = torch.cat([part.reshape(-1) for part in sums])

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dome.numerics.linalg import block_rows
-from dome.numerics.tall import is_written_out
+from dome.numerics.factored import may_be_factored
+from dome.numerics.passes import block_rows
 from dome.parameters import Layout
 from dome.trackers import StreamingPower
 
@@ -161,8 +161,8 @@ def update_flops(dim: int, rank: int, batch_size: int, itemsize: int = 4) -> int
         itemsize: Bytes in which a number of the basis is stored.
     """
     B, K = batch_size, rank
-    turn = 2 * K * K if is_written_out(dim, K, itemsize) else 0
-    return dim * (4 * B * K + turn + 2 * min(B * B, K * K + B * K) + 4 * K)
+    turn = 0 if may_be_factored(dim, K, itemsize) else 2 * K * K
+    return dim * (4 * B * K + turn + 2 * min(B * B, 2 * B * K) + 4 * K)
 
 
 def filter_memory(dim: int, rank: int, batch_size: int, itemsize: int) -> int:

@@ -7,8 +7,8 @@ network's speed and flops over the device's, which are arguments. Nothing is mea
 
 from dataclasses import dataclass
 
+from dome.numerics.products import is_pairwise
 from dome.planning.training import filter_memory, update_flops
-from dome.trackers.power import is_pairwise
 
 FLOAT = 4  # bytes of a number in gradients and samples
 SMALL = 8  # and in the small matrices that are summed

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dome.numerics.pages import large_zeros
 from dome.parameters import Layout, Slot
 from dome.samples.tracing.engine import Leaves, Reach, current_backward, has_gradient
 
@@ -134,7 +133,7 @@ class Rows:
             ):
                 return self._spare.pop(i)
         self._spare.clear()
-        return large_zeros((batch, self.layout.dim), dtype, like.device)
+        return torch.zeros((batch, self.layout.dim), dtype=dtype, device=like.device)
 
     def _check_complete(self, grads: Sequence[Tensor | None]) -> None:
         written = set().union(*(group.written for group in self._groups.values()))
