@@ -21,7 +21,7 @@ def command(
     ] = False,
     full: Annotated[
         bool,
-        typer.Option("--full", help="Long; ResNet-18 too, which takes 16 GiB."),
+        typer.Option("--full", help="Long; ResNet-18 too, which takes 17 GB."),
     ] = False,
     out: Annotated[
         Path, typer.Option(help="Folder for numbers, tables and pictures.")

@@ -12,7 +12,6 @@ from dome_lab.cli.screen import UserError, console, one_line_errors, users_value
 if TYPE_CHECKING:
     from torch import nn
 
-GIGA = 1e9
 RANK, UPDATE_EVERY, WORKER_MEMORY = 100, (1, 4, 16), 80.0
 
 
@@ -75,6 +74,7 @@ def command(
         if workers is None:
             _plan_here(model, ranks, batch_size, update_every or UPDATE_EVERY, memory)
             return
+        from dome.planning.units import GIGA
         from dome.planning.workers import Machine, plan_workers
 
         dim = _number(parameters) if parameters else _count(model)
@@ -104,6 +104,7 @@ def _plan_here(
     import torch
 
     from dome.planning.training import plan
+    from dome.planning.units import GIGA
     from dome_lab.report.plan_text import plan_heading, plan_table
 
     network = _network(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -11,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dome_lab.cli.screen import (
+    DataDir,
     UserError,
     check_folder,
     console,
     duration,
     one_line_errors,
     show_path,
+    use_data,
     users_values,
 )
 
@@ -47,10 +48,7 @@ def command(
         int | None,
         typer.Option(min=1, help="Runs at a time; one a core by default."),
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder of data sets; DOME_DATA, else the Hub, by default."),
-    ] = None,
+    data_dir: DataDir = None,
     list_: Annotated[bool, typer.Option("--list", help="Show what there is.")] = False,
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Draw from the rows; compute nothing.")
@@ -71,8 +69,7 @@ def command(
             _show_list(names)
             return
         check_folder(out)
-        if data_dir is not None:
-            os.environ["DOME_DATA"] = str(data_dir)  # for all processes
+        use_data(data_dir)
         from dome_lab.paper.figures import load_figure
         from dome_lab.paper.reproduce import make_plan
 

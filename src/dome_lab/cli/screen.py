@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +17,11 @@ from typer.core import TyperGroup
 
 BAD_USAGE, INTERRUPTED = 2, 130
 MINUTE, HOUR, DAY = 60, 3600, 86400
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder of data sets; DOME_DATA, else the Hub, by default."),
+]
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -62,6 +68,12 @@ def one_line_errors(context: typer.Context, left: str) -> Iterator[None]:
         _fail(f"{error.name} is missing: pip install 'dome-torch[lab]'", 1, debug)
     except (OSError, RuntimeError, ValueError) as error:
         _fail(f"{error} (dome --debug shows where)", 1, debug)
+
+
+def use_data(folder: Path | None) -> None:
+    """Tell what loads samples, in all processes, where they are."""
+    if folder is not None:
+        os.environ["DOME_DATA"] = str(folder)
 
 
 @contextmanager

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dome_lab.cli.screen import (
+    DataDir,
     UserError,
     check_folder,
     console,
     one_line_errors,
+    use_data,
     users_values,
 )
 
@@ -83,10 +84,7 @@ def command(
     oversample: Annotated[
         int, typer.Option(help="Directions tracked beyond those removed.")
     ] = 0,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder of data sets; DOME_DATA, else the Hub, by default."),
-    ] = None,
+    data_dir: DataDir = None,
     out: Annotated[
         Path | None, typer.Option(help="File (JSON lines) to add the rows to.")
     ] = None,
@@ -100,8 +98,7 @@ def command(
     The same settings give the same rows as they do in the figures of dome reproduce.
     """
     with one_line_errors(context, "nothing of the run is kept"):
-        if data_dir is not None:
-            os.environ["DOME_DATA"] = str(data_dir)  # for what loads the samples
+        use_data(data_dir)
         import torch
 
         from dome_lab.paper.run import Run
