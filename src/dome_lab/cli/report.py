@@ -12,6 +12,7 @@ from dome_lab.cli.screen import (
     check_folder,
     one_line_errors,
     show_path,
+    tell,
     users_values,
 )
 
@@ -46,6 +47,7 @@ def command(
             out = (first if first.is_dir() else first.parent) / REPORT_FILE
         with users_values():
             sections = file_sections(paths)
+        tell(note for section in sections for note in section.notes)
         if out.is_dir():
             raise UserError(f"--out {out} is a folder: give a file")
         check_folder(out.absolute().parent)

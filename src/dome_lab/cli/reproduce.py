@@ -17,6 +17,7 @@ from dome_lab.cli.screen import (
     duration,
     one_line_errors,
     show_path,
+    tell,
     use_data,
     users_values,
 )
@@ -71,19 +72,27 @@ def command(
         check_folder(out)
         use_data(data_dir)
         from dome_lab.paper.figures import load_figure
+        from dome_lab.paper.lock import locked
         from dome_lab.paper.reproduce import make_plan
 
         modules = {name: load_figure(name) for name in names}
-        plan = make_plan(modules, scale, out / scale)
-        if draw_only:
-            _draw(plan)
-            return
-        num_workers = jobs or _default_jobs()
-        started = time.perf_counter()
-        if plan.missing:
-            _prepare(plan, scale, num_workers, yes=yes)
-        _show_conclusions(_compute(plan, num_workers), plan)
-        console.print(f"This took {duration(time.perf_counter() - started)}.")
+        folder = out / scale
+        folder.mkdir(exist_ok=True)
+        with locked(folder):
+            plan = make_plan(modules, scale, folder)
+            tell([note for damage in plan.damage for note in damage.notes])
+            if draw_only:
+                _draw(plan)
+            else:
+                _run(plan, scale, jobs or _default_jobs(), yes=yes)
+
+
+def _run(plan: Plan, scale: str, num_workers: int, *, yes: bool) -> None:
+    started = time.perf_counter()
+    if plan.missing:
+        _prepare(plan, scale, num_workers, yes=yes)
+    _show_conclusions(_compute(plan, num_workers), plan)
+    console.print(f"This took {duration(time.perf_counter() - started)}.")
 
 
 def _names(figures: list[str], scale: str, *, listing: bool) -> list[str]:

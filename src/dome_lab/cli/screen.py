@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -88,6 +88,12 @@ def users_values() -> Iterator[None]:
 def show_error(message: str) -> None:
     """Print a message in one line, as errors are."""
     errors.print(f"dome: {' '.join(message.split())}", style="red", markup=False)
+
+
+def tell(notes: Iterable[str]) -> None:
+    """Print what was found and is no error, a line each."""
+    for note in notes:
+        errors.print(f"dome: {note}", style="yellow", markup=False)
 
 
 def check_folder(out: Path) -> None:
