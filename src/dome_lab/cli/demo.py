@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dome_lab.cli.screen import check_folder, console, one_line_errors, show_path, tell
+from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
     from dome_lab.paper.demo import Plan
@@ -51,7 +52,7 @@ def command(
         given = {"seeds": seeds, "epochs": epochs, "rank": rank}
         changes: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         usual = experiment.QUICK if quick else experiment.Config()
-        with locked(out):
+        with working(), locked(out):
             plan = experiment.prepare(replace(usual, **changes), out, fresh=fresh)
             tell(plan.damage.notes)
             _announce(plan)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dome_lab.cli.screen import UserError, console, one_line_errors, users_values
+from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
     from torch import nn
@@ -109,7 +110,7 @@ def _plan_here(
 
     network = _network(model)
     num_bytes = None if memory is None else max(1, int(memory * GIGA))
-    with users_values(), console.status("Timing an update ..."):
+    with working(), users_values(), console.status("Timing an update ..."):
         plans = [plan(network, one, batch_size, memory=num_bytes) for one in ranks]
     where = "that this machine has left" if memory is None else "given by --memory"
     console.print(plan_heading(plans, model, where), soft_wrap=True, markup=False)

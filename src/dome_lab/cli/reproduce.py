@@ -21,6 +21,7 @@ from dome_lab.cli.screen import (
     use_data,
     users_values,
 )
+from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
     from dome_lab.paper.reproduce import Conclusion, Plan
@@ -78,7 +79,7 @@ def command(
         modules = {name: load_figure(name) for name in names}
         folder = out / scale
         folder.mkdir(exist_ok=True)
-        with locked(folder):
+        with working(), locked(folder):
             plan = make_plan(modules, scale, folder)
             tell([note for damage in plan.damage for note in damage.notes])
             if draw_only:

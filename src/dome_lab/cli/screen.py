@@ -15,7 +15,10 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-BAD_USAGE, INTERRUPTED = 2, 130
+from dome_lab import interrupts
+from dome_lab.interrupts import INTERRUPTED
+
+BAD_USAGE = 2
 MINUTE, HOUR, DAY = 60, 3600, 86400
 
 DataDir = Annotated[
@@ -60,6 +63,7 @@ def one_line_errors(context: typer.Context, left: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        interrupts.arrived()
         errors.print(f"stopped; {left}")
         raise typer.Exit(INTERRUPTED) from None
     except UserError as error:

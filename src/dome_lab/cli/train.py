@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dome_lab import interrupts
 from dome_lab.cli.screen import (
     DataDir,
     UserError,
@@ -18,6 +19,7 @@ from dome_lab.cli.screen import (
     use_data,
     users_values,
 )
+from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
     from dome_lab.paper.resuming import StateFile
@@ -137,7 +139,8 @@ def command(
                 oversample=oversample,
             )
         _check_file(out)
-        _train(run, out)
+        with working():
+            _train(run, out)
 
 
 def _train(run: Run, out: Path | None) -> None:
@@ -196,6 +199,7 @@ def _rows(run: Run, state: StateFile | None) -> list[Row]:
         task = bar.add_task(f"reading {run.task}", total=None)
 
         def told(epoch: int, step: int, num_steps: int) -> None:
+            interrupts.check()
             bar.update(
                 task,
                 total=run.epochs * num_steps,

@@ -58,7 +58,8 @@ def test_a_file_cut_anywhere_keeps_its_whole_runs_and_takes_new_ones(path, monke
     monkeypatch.setattr("dome.files.os.fsync", lambda handle: None)  # it would wait
     content = path.read_bytes()
     first = len(content) // 2  # both runs are equally long
-    for cut in range(len(content) + 1):
+    ends = {0, 1, first - 1, first, first + 1, len(content) - 1, len(content)}
+    for cut in sorted(ends | set(range(0, len(content), 9))):
         path.write_bytes(content[:cut])
         whole = [0, 1][: cut // first]
         assert seeds(path) == whole
