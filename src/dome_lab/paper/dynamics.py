@@ -46,11 +46,7 @@ def draw_dynamics(
     figure, (axes,) = drawing.canvas(1, 3, drawing.PAGE, 2.7)
     draw_panels(axes, rows, score, confidence)
     drawing.add_title(figure, rows, axes[0])
-    drawing.add_note(
-        figure,
-        drawing.statistics_note(rows, confidence),
-        drawing.scale_note(rows, paper),
-    )
+    drawing.add_notes(figure, rows, confidence, paper)
     return figure
 
 

@@ -96,12 +96,13 @@ def draw(rows: Sequence[Row]) -> Figure:
     drawing.add_title(figure, rows, grid[0][0])
     samples, k = (number(rows[0], column) for column in ("num_samples", "rank"))
     chance = f"{number(rows[0], 'chance'):.2g}"
-    drawing.add_note(
+    drawing.add_notes(
         figure,
+        rows,
+        CONFIDENCE,
+        PAPER,
         f"Curvature over {samples:,.0f} training samples; bases of k = {k:.0f}; a "
         f"random basis has {chance}.",
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, PAPER),
     )
     return figure
 

@@ -79,12 +79,14 @@ def draw(rows: Sequence[Row]) -> Figure:
         drawing.name_row(panels[0], f"from step {anchor:.0f} on")
     drawing.add_title(figure, rows, grid[0][0])
     k, samples = (number(rows[0], column) for column in ("rank", "num_samples"))
-    drawing.add_note(
+    drawing.add_notes(
         figure,
+        rows,
+        CONFIDENCE,
+        PAPER,
         f"Mean squared cosine of the principal angles between bases of k = {k:.0f}; "
         f"covariance of at most {samples:,.0f} training samples.",
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, PAPER, varied=["lr"]),
+        varied=["lr"],
     )
     return figure
 

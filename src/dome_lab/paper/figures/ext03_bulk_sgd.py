@@ -100,12 +100,14 @@ def draw(rows: Sequence[Row]) -> Figure:
     _draw_costs(panels[2], arms)
     drawing.add_title(figure, rows, panels[0])
     every = next((row["update_every"] for row in arms.get(BULK, [])), "n")
-    drawing.add_note(
+    drawing.add_notes(
         figure,
+        rows,
+        CONFIDENCE,
+        PAPER,
         f"Hessian over at most {CURVATURE_SAMPLES:,} training samples, eigenvectors "
         f"anew on every {every}th step. Time of the processor, one thread.",
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, PAPER, varied=["rank"]),
+        varied=["rank"],
     )
     return figure
 

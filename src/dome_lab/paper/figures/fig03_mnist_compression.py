@@ -84,11 +84,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     figure, ((axes,),) = drawing.canvas(1, 1, drawing.COLUMN, 3.1)
     draw_tolerance(axes, rows, CONFIDENCE)
     drawing.add_title(figure, rows, axes)
-    drawing.add_note(
-        figure,
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, PAPER),
-    )
+    drawing.add_notes(figure, rows, CONFIDENCE, PAPER)
     return figure
 
 

@@ -77,11 +77,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     drawing.mark(axes, SQUARE, "C²")
     drawing.label(axes, "rank k", "test accuracy at rate 1,000")
     drawing.add_title(figure, rows, axes)
-    drawing.add_note(
-        figure,
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, PAPER, varied=["rank"]),
-    )
+    drawing.add_notes(figure, rows, CONFIDENCE, PAPER, varied=["rank"])
     return figure
 
 

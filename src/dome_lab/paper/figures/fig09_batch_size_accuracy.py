@@ -81,11 +81,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     axes.tick_params(axis="x", labelrotation=45)
     drawing.label(axes, "batch size", "test accuracy, best epoch")
     drawing.add_title(figure, rows, axes)
-    drawing.add_note(
-        figure,
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, fig01.PAPER, varied=["batch_size"]),
-    )
+    drawing.add_notes(figure, rows, CONFIDENCE, fig01.PAPER, varied=["batch_size"])
     return figure
 
 

@@ -46,11 +46,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         draw_panels(axes, group, SCORE, CONFIDENCE)
         drawing.name_row(axes[0], name)
     drawing.add_title(figure, rows, grid[0][0])
-    drawing.add_note(
-        figure,
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, fig01.PAPER, varied=["batch_size"]),
-    )
+    drawing.add_notes(figure, rows, CONFIDENCE, fig01.PAPER, varied=["batch_size"])
     return figure
 
 

@@ -129,11 +129,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         drawing.epochs_below(axes)
         drawing.label(axes, "tasks learned", "accuracy on them", f"{stream} MNIST")
     drawing.add_title(figure, rows, panels[0])
-    drawing.add_note(
-        figure,
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, PAPER),
-    )
+    drawing.add_notes(figure, rows, CONFIDENCE, PAPER)
     return figure
 
 
