@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from dome_lab.paper.rows import write_text
-from dome_lab.paper.statistics import Interval, student_interval
+from dome_lab.paper.statistics import Interval, interval_or_none, paired_changes
 
 Verdict = Literal["holds", "does not hold", "undecided"]
 HOLDS: Verdict = "holds"
@@ -70,9 +70,9 @@ def below(name: str, values: Sequence[float], bound: float) -> Finding:
 
 def between(name: str, values: Sequence[float], low: float, high: float) -> Finding:
     """Whether the mean of a quantity, one value a seed, lies between two bounds."""
-    if len(values) < 2 or not all(map(math.isfinite, values)):
+    interval, verdict = interval_or_none(values), UNDECIDED
+    if interval is None:
         return missing(name, values)
-    interval, verdict = student_interval(values), UNDECIDED
     if low < interval.low and interval.high < high:
         verdict = HOLDS
     elif interval.high < low or high < interval.low:
@@ -101,16 +101,16 @@ def paired(
         high: Upper bound.
         relative: Take after/before − 1 instead of after − before.
     """
-    seeds = sorted(after.keys() & before.keys())
+    changes = paired_changes(after, before)
+    seeds = list(changes)
     lost = [s for s in seeds if not math.isfinite(after[s])]
     lost = [s for s in lost if math.isfinite(before[s])]
     if lost:
         why = f"{len(lost)} of {len(seeds)} seeds diverged, their counterparts did not"
         return Finding(FAILS, {}, f"{name}: {why}")
-    change = [after[s] - before[s] for s in seeds]
     if relative:
-        change = [c / before[s] for c, s in zip(change, seeds, strict=True)]
-    finding = between(name, change, low, high)
+        changes = {s: change / before[s] for s, change in changes.items()}
+    finding = between(name, list(changes.values()), low, high)
     if not finding.numbers:
         return finding
     first, last = (sum(arm[s] for s in seeds) / len(seeds) for arm in (before, after))

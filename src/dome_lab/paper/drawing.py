@@ -182,6 +182,19 @@ def add_note(figure: Figure, *sentences: str) -> None:
     figure.supxlabel(text, x=0.01, ha="left", fontsize=NOTE, color=GREY)
 
 
+def add_notes(
+    figure: Figure,
+    rows: Sequence[Row],
+    confidence: float,
+    paper: Run,
+    *first: str,
+    varied: Sequence[str] = (),
+) -> None:
+    """What is said below nearly every figure: its seeds and its scale, after others."""
+    told = statistics_note(rows, confidence), scale_note(rows, paper, varied=varied)
+    add_note(figure, *first, *told)
+
+
 def statistics_note(rows: Sequence[Row], confidence: float) -> str:
     """How many seeds there are, and what is shaded."""
     num_seeds = len({row["seed"] for row in rows})

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from dome_lab.paper import drawing
 from dome_lab.paper.claims import Claim, Finding, above, claim, missing, paired
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import FILTERED, PLAIN, Run
+from dome_lab.paper.run import FILTERED, PLAIN, Repeated, Run
 from dome_lab.paper.series import averages, curves, ends, select, stacked
 from dome_lab.paper.statistics import bootstrap_band, rank_correlation
 
@@ -34,6 +34,11 @@ def both_arms(run: Run, num_seeds: int) -> list[Run]:
     ]
 
 
+def dynamics_runs(config: Repeated) -> list[Run]:
+    """Both arms of every seed."""
+    return both_arms(config.run, config.num_seeds)
+
+
 def draw_dynamics(
     rows: Sequence[Row], paper: Run, score: str, confidence: float
 ) -> Figure:
@@ -41,11 +46,7 @@ def draw_dynamics(
     figure, (axes,) = drawing.canvas(1, 3, drawing.PAGE, 2.7)
     draw_panels(axes, rows, score, confidence)
     drawing.add_title(figure, rows, axes[0])
-    drawing.add_note(
-        figure,
-        drawing.statistics_note(rows, confidence),
-        drawing.scale_note(rows, paper),
-    )
+    drawing.add_notes(figure, rows, confidence, paper)
     return figure
 
 
@@ -65,6 +66,15 @@ def draw_panels(
             drawing.draw_band(one, epochs, bootstrap_band(values, confidence), arm)
         drawing.label(one, "epoch", title)
         drawing.epochs_below(one)
+
+
+def judge_dynamics(figure: str, rows: Sequence[Row], score: str) -> list[Claim]:
+    """Convergence, and whether the fraction follows the loss."""
+    group = {"": list(rows)}
+    return [
+        *judge_convergence(figure, group, score),
+        judge_fraction(figure, group),
+    ]
 
 
 def judge_convergence(

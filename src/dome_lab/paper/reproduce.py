@@ -19,8 +19,9 @@ from dome_lab.paper.cost import Prediction, kind_of, predict, seconds_of
 from dome_lab.paper.device import device_name
 from dome_lab.paper.figures import FigureModule, short_name
 from dome_lab.paper.jobs import Event, Job, compute_jobs
+from dome_lab.paper.mending import Damage, mend
 from dome_lab.paper.pictures import save_picture
-from dome_lab.paper.rows import Key, Row, mend, read_runs, record_session
+from dome_lab.paper.rows import Key, Row, read_runs, record_session
 from dome_lab.paper.run import Run
 from dome_lab.paper.train import load_run_task
 from dome_lab.paper.workers import run_all
@@ -72,11 +73,13 @@ class Plan:
         figures: The figures wanted.
         found: The rows of every finished run; ``compute`` adds to it.
         missing: The runs to compute, each once, figure by figure.
+        damage: What was broken in the files of these figures.
     """
 
     figures: tuple[PlannedFigure, ...]
     found: dict[Key, list[Row]]
     missing: tuple[Job, ...]
+    damage: tuple[Damage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +119,13 @@ def make_plan(modules: Mapping[str, FigureModule], scale: str, folder: Path) -> 
     """
     folder.mkdir(parents=True, exist_ok=True)
     figures = tuple(_planned(*item, scale, folder) for item in modules.items())
-    for figure in figures:
-        mend(figure.rows_path)
+    damage = tuple(mend(figure.rows_path) for figure in figures)
     found = read_runs(sorted(folder.glob("*.jsonl")))
     missing: dict[Key, Job] = {}
     for job in (job for figure in figures for job in figure.jobs):
         if job.key not in found:
             missing.setdefault(job.key, job)
-    return Plan(figures, found, tuple(missing.values()))
+    return Plan(figures, found, tuple(missing.values()), damage)
 
 
 def read_samples(plan: Plan) -> Iterator[Samples]:

@@ -5,7 +5,7 @@ Student t intervals: the bootstrap of three seeds is far too narrow.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +71,19 @@ def student_interval(values: Sequence[float]) -> Interval:
     variance = math.fsum((v - mean) ** 2 for v in values) / (n - 1)
     t = float(stats.t.ppf((1 + CONFIDENCE) / 2, df=n - 1))
     return Interval(mean, t * math.sqrt(variance / n))
+
+
+def interval_or_none(values: Sequence[float]) -> Interval | None:
+    """The same; None if there are too few values, or one is not finite."""
+    good = len(values) > 1 and all(map(math.isfinite, values))
+    return student_interval(values) if good else None
+
+
+def paired_changes(
+    after: Mapping[int, float], before: Mapping[int, float]
+) -> dict[int, float]:
+    """after − before by seed, in order; seeds that have only one are left out."""
+    return {s: after[s] - before[s] for s in sorted(after.keys() & before.keys())}
 
 
 def bootstrap_band(values: Array, confidence: float) -> Band:

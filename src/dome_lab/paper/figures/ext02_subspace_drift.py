@@ -10,7 +10,7 @@ Scale cpu: a network of linear layers as in ext01, 2,000 training images, B = 32
 epochs, 4 learning rates, 3 seeds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,12 +67,6 @@ def runs(config: Config) -> list[Run]:
 compute_run = compute_drift
 
 
-def compute(config: Config) -> Iterator[Row]:
-    """Yield rows of overlaps, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
-
-
 def draw(rows: Sequence[Row]) -> Figure:
     """Overlap by number of steps waited: a panel a basis and beginning."""
     anchors = distinct(rows, "anchor")
@@ -85,12 +79,14 @@ def draw(rows: Sequence[Row]) -> Figure:
         drawing.name_row(panels[0], f"from step {anchor:.0f} on")
     drawing.add_title(figure, rows, grid[0][0])
     k, samples = (number(rows[0], column) for column in ("rank", "num_samples"))
-    drawing.add_note(
+    drawing.add_notes(
         figure,
+        rows,
+        CONFIDENCE,
+        PAPER,
         f"Mean squared cosine of the principal angles between bases of k = {k:.0f}; "
         f"covariance of at most {samples:,.0f} training samples.",
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, PAPER, varied=["lr"]),
+        varied=["lr"],
     )
     return figure
 

@@ -12,12 +12,12 @@ and from 0.32 to 0.56 with B = 32, which makes four times the steps in about the
 time. So the size of the gain is that of this setting, not of the paper's.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
@@ -27,7 +27,6 @@ from dome_lab.paper.tolerance import (
     draw_tolerance,
     judge_tolerance,
 )
-from dome_lab.paper.train import compute_run
 
 PAPER = Run(
     task="mnist",
@@ -72,6 +71,7 @@ SCALES = {
         num_seeds=2,
     ),
 }
+compute_run = train.compute_run
 
 
 def runs(config: Config) -> list[Run]:
@@ -79,22 +79,12 @@ def runs(config: Config) -> list[Run]:
     return across_rates(config.run, config.rates, config.num_seeds)
 
 
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
-
-
 def draw(rows: Sequence[Row]) -> Figure:
     """Accuracy at the end by rate."""
     figure, ((axes,),) = drawing.canvas(1, 1, drawing.COLUMN, 3.1)
     draw_tolerance(axes, rows, CONFIDENCE)
     drawing.add_title(figure, rows, axes)
-    drawing.add_note(
-        figure,
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, PAPER),
-    )
+    drawing.add_notes(figure, rows, CONFIDENCE, PAPER)
     return figure
 
 

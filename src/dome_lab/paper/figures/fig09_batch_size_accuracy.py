@@ -8,13 +8,13 @@ epochs, 3 seeds. Measured: 37 minutes for all runs one after the other, fig01's 
 them, on a machine that did other work too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.dynamics import SCORE_MARGIN, both_arms
 from dome_lab.paper.figures import fig01_cifar10_dynamics as fig01
@@ -23,7 +23,6 @@ from dome_lab.paper.run import FILTERED, PLAIN, Run
 from dome_lab.paper.series import curves, distinct, select, stacked
 from dome_lab.paper.statistics import bootstrap_band
 from dome_lab.paper.tolerance import joined
-from dome_lab.paper.train import compute_run
 
 CONFIDENCE = 0.99
 
@@ -50,6 +49,7 @@ SCALES = {
         run=fig01.SCALES["smoke"].run, epochs=((16, 2), (64, 2)), num_seeds=2
     ),
 }
+compute_run = train.compute_run
 
 
 def runs(config: Config) -> list[Run]:
@@ -61,12 +61,6 @@ def runs(config: Config) -> list[Run]:
             replace(config.run, batch_size=batch_size, epochs=epochs), config.num_seeds
         )
     ]
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:
@@ -87,11 +81,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     axes.tick_params(axis="x", labelrotation=45)
     drawing.label(axes, "batch size", "test accuracy, best epoch")
     drawing.add_title(figure, rows, axes)
-    drawing.add_note(
-        figure,
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, fig01.PAPER, varied=["batch_size"]),
-    )
+    drawing.add_notes(figure, rows, CONFIDENCE, fig01.PAPER, varied=["batch_size"])
     return figure
 
 

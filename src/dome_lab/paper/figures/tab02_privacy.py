@@ -14,7 +14,7 @@ images (4 epochs, ε = 3) had been seen: 0.83 for DP-SGD, 0.89 public, 0.83 rele
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
@@ -93,12 +93,6 @@ def runs(config: Config) -> list[Run]:
         for epsilon in config.epsilons
         for seed in range(config.num_seeds)
     ]
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -16,7 +16,7 @@ plain gradients and 1,000 and 100 on filtered ones: on plain ones three of six j
 runs diverged, on filtered ones one of six nearly did.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -113,12 +113,6 @@ def runs(config: Config) -> list[Run]:
     ]
 
 
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row a task, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
-
-
 def draw(rows: Sequence[Row]) -> Figure:
     """Mean accuracy on the tasks learned so far, a panel a stream."""
     figure, (panels,) = drawing.canvas(1, len(STREAMS), drawing.PAGE, 3.0)
@@ -135,11 +129,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         drawing.epochs_below(axes)
         drawing.label(axes, "tasks learned", "accuracy on them", f"{stream} MNIST")
     drawing.add_title(figure, rows, panels[0])
-    drawing.add_note(
-        figure,
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, PAPER),
-    )
+    drawing.add_notes(figure, rows, CONFIDENCE, PAPER)
     return figure
 
 

@@ -1,0 +1,16 @@
+"""The door of the command ``dome``: Ctrl-C is seen to before anything is imported."""
+
+from dome_lab import interrupts
+
+
+def main() -> None:
+    """Run the command."""
+    interrupts.install()
+    from dome_lab.cli import main as run
+
+    try:
+        run()
+    except SystemExit as end:
+        if end.code == interrupts.INTERRUPTED:
+            interrupts.leave()
+        raise
