@@ -1,13 +1,26 @@
-"""What the filter asks of a source of gradient samples. B samples, D parameters."""
+"""What the filter asks of a source of gradient samples. B samples, D parameters.
+
+Samples come in two kinds:
+
+    rows      G (B, D)                          → trackers with a basis (D, K)
+    factors   δ (B, T, out), a (B, T, in)       → trackers with directions of low rank
+              of each weight matrix
+
+Rows are what every source gives today. Factors are what rows are products of: a tracker
+whose directions are thin products themselves needs nothing but their products with its
+own factors, so that nothing of size B·D is ever formed. Both kinds are collected by
+takers of one capture; see ``dome.samples.store.wanted`` and ``sources.capture``.
+"""
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 
 class SampleSource(Protocol):
-    """Collects gradient samples from the user's own ``backward()`` calls."""
+    """Collects gradient samples from the user's own ``backward()`` calls, as rows."""
 
     def arm(self, active: bool) -> None:
         """Choose whether forward passes from now on are captured (the default)."""
@@ -31,3 +44,36 @@ class SampleSource(Protocol):
 
     def detach(self) -> None:
         """Remove every hook from the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """The samples of one weight matrix (out, in) as the products they are.
+
+        G[b] = Σ_t δ[b, t] a[b, t]ᵀ
+
+    over the positions t of sample b: one for a vector, the words of a text, the
+    patches under a convolution's kernel (then in is channels times kernel).
+
+    Attributes:
+        deltas: δ, gradients of the outputs, shape (B, T, out).
+        inputs: a, shape (B, T, in).
+    """
+
+    deltas: Tensor
+    inputs: Tensor
+
+    def rows(self) -> Tensor:
+        """G, multiplied out after all, shape (B, out, in)."""
+        return self.deltas.mT @ self.inputs
+
+
+class FactorSource(Protocol):
+    """A source of the second kind: as ``SampleSource``, but for what ``take`` gives."""
+
+    def take(self) -> dict[str, Factors | Tensor] | None:
+        """The samples since the last call, by the name of the parameter.
+
+        Factors where the parameter is a matrix that samples are multiplied with; rows
+        (B, *parameter) where it is not (biases, norms), which are small.
+        """

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
-from dome.samples.tracing.engine import Leaves, Reach, current_backward, has_gradient
+from dome.samples.store.backward import (
+    Leaves,
+    Reach,
+    current_backward,
+    has_gradient,
+)
 from dome.samples.tracing.nested import Value, tensors, unpacked
 from dome.samples.tracing.refuse import is_compiled
 
@@ -41,7 +46,7 @@ class MicroBatch:
         self._active = active
 
     def watch(self, inputs: object) -> AbstractContextManager[None]:
-        """Nothing to do: a micro-batch is told by its ``backward()``."""
+        """Ignored: a micro-batch is what one ``backward()`` adds, however it began."""
         del inputs
         return nullcontext()
 

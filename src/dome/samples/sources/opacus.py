@@ -35,12 +35,12 @@ class OpacusSamples:
             switch()
 
     def watch(self, inputs: object) -> AbstractContextManager[None]:
-        """Nothing to do: Opacus' hooks are on every layer."""
+        """Ignored: Opacus' hooks are on every layer, whoever calls it."""
         del inputs
         return nullcontext()
 
     def expect(self, loss: Tensor) -> None:
-        """Nothing to do: Opacus' hooks are on every layer."""
+        """Ignored: Opacus' hooks report from each layer's own backward."""
 
     def take(self) -> Tensor | None:
         """The rows (B, D) in all ``grad_sample``; see the protocol."""
@@ -65,7 +65,7 @@ class OpacusSamples:
                 p.grad_sample = None
 
     def detach(self) -> None:
-        """Nothing to remove: the hooks are Opacus' own."""
+        """Leave the model alone: the hooks are Opacus' own."""
 
     def _unscaled(self, rows: Tensor, sizes: list[int]) -> Tensor:
         """Rows that sum to ``.grad``: Opacus multiplies those of a mean loss by B."""

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from dome.numerics.pages import large_zeros
 from dome.parameters import Layout, Slot
-from dome.samples.tracing.engine import Leaves, Reach, current_backward, has_gradient
+from dome.samples.store.backward import Reach, current_backward, has_gradient
+from dome.samples.store.wanted import Pass
 
 
 class Group:
@@ -39,17 +40,19 @@ class Group:
 
 
 class Rows:
-    """Groups of rows waiting to be taken, and the buffers they are written into."""
+    """A taker of rows: groups that wait to be taken, and the buffers they lie in.
 
-    def __init__(self, layout: Layout) -> None:
+    Args:
+        layout: The parameters, and which columns are whose.
+        functional: Rows are wanted of autograd.grad(), which leaves .grad alone.
+    """
+
+    def __init__(self, layout: Layout, *, functional: bool = False) -> None:
         self.layout = layout
-        # Set while rows are wanted of autograd.grad(), which leaves .grad alone.
-        self.functional = False
-        self.forward_seen = False
+        self.active = True
+        self._least = Reach.COMPUTES if functional else Reach.FILLS
+        self._forward_seen = False
         self._groups: dict[tuple[int, int], Group] = {}
-        self._leaves = Leaves()
-        self._reach: dict[int, Reach] = {}
-        self._asked = -1
         self._spare: list[Tensor] = []
 
     @property
@@ -57,39 +60,35 @@ class Rows:
         """How many backward passes wait; their rows may be scaled each in its way."""
         return len(self._groups)
 
-    def group(self, batch: int) -> Group:
-        """The group of the backward pass that is running now."""
-        task = current_backward()
-        found = self._groups.get((task, batch))
-        if found is None:
-            if all(task != known for known, _ in self._groups):
-                self.drop_stale()
-            found = self._groups[task, batch] = Group(self._buffer(batch), batch)
-        return found
+    def begin(self, num_samples: int) -> None:
+        """Note a forward pass: from now on gradients must have rows."""
+        self._drop_stale()
+        # No samples, no rows: the last of uneven batches.
+        self._forward_seen |= num_samples > 0
 
-    def computes(self, p: nn.Parameter) -> bool:
-        """Whether the running backward pass needs the gradient of a parameter."""
-        return self._reach_of(p) > Reach.NOTHING
+    def records(self, reach: Reach) -> bool:
+        """Whether a backward pass that does this about a parameter leaves rows."""
+        return reach >= self._least
 
-    def records(self, p: nn.Parameter) -> bool:
-        """Whether the running backward pass makes rows of a parameter."""
-        return self._reach_of(p) > (
-            Reach.NOTHING if self.functional else Reach.COMPUTES
-        )
+    def room(
+        self, source: Pass, p: nn.Parameter, dtype: torch.dtype, zero: bool
+    ) -> Tensor | None:
+        """The columns of a parameter (B, *parameter), to be written by the caller.
 
-    def _reach_of(self, p: nn.Parameter) -> Reach:
-        task = current_backward()
-        if task != self._asked:
-            self._asked, self._reach = task, {}
-        found = self._reach.get(id(p))
-        if found is None:
-            found = self._reach[id(p)] = self._leaves.reach(p)
-        return found
+        None if they hold a contribution already, or numbers of another type. With
+        ``zero`` they are cleared, and offered for later contributions too.
+        """
+        group, slot = self._group(source), self.layout.slot_of[id(p)]
+        fresh = slot.start not in group.written
+        if group.rows.dtype != dtype or not (fresh or zero):
+            return None
+        group.written.add(slot.start)
+        view = group.view(slot)
+        return view.zero_() if zero and fresh else view
 
-    def drop_stale(self) -> None:
-        """Forget waiting groups whose gradient was thrown away by ``zero_grad()``."""
-        if self._groups and not any(has_gradient(p) for p in self.layout.parameters):
-            self._recycle()
+    def put(self, source: Pass, p: nn.Parameter, grads: Tensor) -> None:
+        """Add rows (B, *parameter) of the running backward pass."""
+        self._group(source).add(self.layout.slot_of[id(p)], grads)
 
     def take(self, grads: Sequence[Tensor | None] | None = None) -> Tensor | None:
         """All waiting rows (B, D), unwritten parameters as zeros; None without any.
@@ -97,7 +96,7 @@ class Rows:
         Args:
             grads: The gradients that the rows must account for; ``.grad`` by default.
         """
-        forward_seen, self.forward_seen = self.forward_seen, False
+        forward_seen, self._forward_seen = self._forward_seen, False
         if forward_seen or self._groups:
             self._check_complete(grads or [p.grad for p in self.layout.parameters])
         groups = list(self._groups.values())
@@ -114,8 +113,23 @@ class Rows:
 
     def discard(self) -> None:
         """Forget the waiting rows and that a forward pass was seen."""
-        self.forward_seen = False
+        self._forward_seen = False
         self._recycle()
+
+    def _group(self, source: Pass) -> Group:
+        """The group of the backward pass that is running now."""
+        task, batch = current_backward(), source.batch
+        found = self._groups.get((task, batch))
+        if found is None:
+            if all(task != known for known, _ in self._groups):
+                self._drop_stale()
+            found = self._groups[task, batch] = Group(self._buffer(batch), batch)
+        return found
+
+    def _drop_stale(self) -> None:
+        """Forget waiting groups whose gradient was thrown away by ``zero_grad()``."""
+        if self._groups and not any(has_gradient(p) for p in self.layout.parameters):
+            self._recycle()
 
     def _recycle(self) -> None:
         self._spare += [group.buffer for group in self._groups.values()]

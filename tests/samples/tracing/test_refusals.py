@@ -175,12 +175,6 @@ def test_input_without_a_batch_dimension_is_refused():
         model(2.0)
 
 
-def test_unknown_kind_of_samples_is_refused():
-    model = nn.Linear(3, 2)
-    with pytest.raises(ValueError, match="'single'"):
-        source_for("single", model, Layout(model))
-
-
 @pytest.fixture
 def one_worker(tmp_path):
     dist.init_process_group(
