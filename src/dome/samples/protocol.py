@@ -23,7 +23,11 @@ class SampleSource(Protocol):
     """Collects gradient samples from the user's own ``backward()`` calls, as rows."""
 
     def arm(self, active: bool) -> None:
-        """Choose whether forward passes from now on are captured (the default)."""
+        """End a step: choose whether forward passes from now on are captured.
+
+        To be called when ``.grad`` is as the optimizer will see it, so that the next
+        step knows what was written since.
+        """
 
     def watch(self, inputs: object) -> AbstractContextManager[None]:
         """Capture what is computed inside, as a call of the model with these inputs."""
@@ -31,12 +35,24 @@ class SampleSource(Protocol):
     def expect(self, loss: Tensor) -> None:
         """Announce that ``backward()`` starts at this tensor next."""
 
-    def take(self) -> Tensor | None:
+    def paused(self) -> AbstractContextManager[None]:
+        """Let forward passes inside go by; their gradients are no sample's."""
+
+    def take(self, due: bool = True) -> Tensor | None:
         """Hand over the samples since the last call as rows (B, D), and forget them.
 
-        The rows sum to the gradient that ``backward()`` put in ``.grad``; for a mean
-        loss a sample's own gradient is its row times B. The tensor may be reused: it
-        is valid until the next ``backward()``. None if nothing was captured.
+        The rows sum to the gradient that ``backward()`` put in ``.grad``, but for what
+        a penalty on the weights added; for a mean loss a sample's own gradient is its
+        row times B. The tensor may be reused: it is valid until the next
+        ``backward()``. The device is waited for at most once.
+
+        Args:
+            due: Whether a step without samples is an error, if gradients were filled.
+                Not if the samples of this step came by another way.
+
+        Returns:
+            None if there was nothing to capture: no gradient, gradients of zeros, a
+            batch of no samples, or no ``backward()`` since the last step.
         """
 
     def discard(self) -> None:

@@ -7,7 +7,8 @@ returns their sum, so that the batch gradient is not computed a second time. The
 is not wrapped and nothing is hung on its parameters.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor, nn
 
@@ -28,29 +29,54 @@ class PerSample:
         layout: The tracked parameters.
         batch_dim: The dimension of the model's input that enumerates the samples;
             the first, if not given.
+        ignore_penalty: Let the loss have terms that are no sample's and that cannot
+            be recognised, as an L2 or L1 penalty on the weights is.
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, *, batch_dim: int | None = None
+        self,
+        model: nn.Module,
+        layout: Layout,
+        *,
+        batch_dim: int | None = None,
+        ignore_penalty: bool = False,
     ) -> None:
         check_capturable(model)
-        self.rows = Rows(layout)
+        self.rows = Rows(layout, ignore_penalty=ignore_penalty)
         self._capture = capture_of(model, batch_dim)
         self._capture.subscribe(self.rows)
 
     def arm(self, active: bool) -> None:
         """Choose whether forward passes from now on are captured."""
-        self.rows.active = active
+        self.rows.arm(active)
 
     def watch(self, inputs: object) -> AbstractContextManager[None]:
         """Capture what is computed inside, as a call of the model with these inputs."""
         return self._capture.watch(inputs)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Capture no forward pass inside, such as the one of a gradient penalty."""
+        active, self.rows.active = self.rows.active, False
+        self.rows.excuse()
+        try:
+            yield
+        finally:
+            self.rows.active = active
+
     def expect(self, loss: Tensor) -> None:
         """Ignored: every captured operation reports from its own backward."""
 
-    def take(self) -> Tensor | None:
+    def take(self, due: bool = True) -> Tensor | None:
         """The rows (B, D) of every backward pass since the last call."""
+        if due and self.rows.came_without():
+            raise RuntimeError(
+                "no samples were captured for this step, although .grad was filled: "
+                "the model was not called as model(...), and calls of model.forward, "
+                "of another method or of its parts are not seen. Call the model "
+                "itself, put the step into `with grad_filter.watch(inputs):`, or use "
+                'samples="microbatch"'
+            )
         return self.rows.take()
 
     def discard(self) -> None:

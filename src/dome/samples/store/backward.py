@@ -1,5 +1,6 @@
 """Questions to autograd about the backward pass that is running now."""
 
+from collections.abc import Callable
 from enum import IntEnum
 
 import torch
@@ -49,6 +50,6 @@ class Leaves:
         return reach(found[2])
 
 
-def has_gradient(p: nn.Parameter) -> bool:
-    """Whether ``.grad`` holds anything but zeros."""
-    return p.grad is not None and bool(p.grad.any())
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call this when the backward pass that is running now is over."""
+    torch.autograd.Variable._execution_engine.queue_callback(callback)

@@ -1,7 +1,15 @@
 """The captured rows: one (B, D) buffer a backward pass, kept from step to step.
 
-All that one ``backward()`` contributes for batches of one size lands in one group;
-groups wait, one below the other, until ``take()`` hands them over.
+What a sample is. Row i of a forward pass is sample i. All that backward passes
+contribute for it adds up in one row:
+
+- forward passes of one size that one ``backward()`` goes through are views of the same
+  samples (two towers, a carried hidden state): 8 + 8 samples give 8 rows;
+- a pass of another size holds other samples: 8 + 8 + 4 give 12 rows;
+- a second ``backward()`` through the same graph is about the same samples: 4 give 4.
+
+Forward passes of their own ``backward()`` (gradient accumulation) are other samples,
+whatever their size: their rows lie one below the other.
 """
 
 from collections.abc import Sequence
@@ -10,33 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from dome.numerics.pages import large_zeros
-from dome.parameters import Layout, Slot
-from dome.samples.store.backward import Reach, current_backward, has_gradient
+from dome.parameters import Layout
+from dome.samples.store.audit import FEWEST, Audit, Entry, check_complete, entry
+from dome.samples.store.backward import Reach, after_backward, current_backward
+from dome.samples.store.gradients import Gradients, came_without_samples
+from dome.samples.store.group import Group, by_samples
+from dome.samples.store.reading import read
 from dome.samples.store.wanted import Pass
-
-
-class Group:
-    """The rows of one backward pass, filled one parameter at a time."""
-
-    def __init__(self, buffer: Tensor, num_rows: int) -> None:
-        self.buffer = buffer
-        self.rows = buffer[:num_rows]
-        self.written: set[int] = set()
-
-    def view(self, slot: Slot) -> Tensor:
-        """The columns of a parameter, shape (B, *parameter)."""
-        columns = self.rows.narrow(1, slot.start, slot.stop - slot.start)
-        if len(slot.shape) == 1:
-            return columns
-        return columns.view(len(columns), *slot.shape)
-
-    def add(self, slot: Slot, grads: Tensor) -> None:
-        """Write a first contribution (B, *parameter), add a later one."""
-        if slot.start in self.written:
-            self.view(slot).add_(grads)
-        else:
-            self.view(slot).copy_(grads)
-            self.written.add(slot.start)
 
 
 class Rows:
@@ -45,26 +33,45 @@ class Rows:
     Args:
         layout: The parameters, and which columns are whose.
         functional: Rows are wanted of autograd.grad(), which leaves .grad alone.
+        ignore_penalty: Do not ask whether rows account for all of the gradient.
     """
 
-    def __init__(self, layout: Layout, *, functional: bool = False) -> None:
+    def __init__(
+        self, layout: Layout, *, functional: bool = False, ignore_penalty: bool = False
+    ) -> None:
         self.layout = layout
         self.active = True
         self._least = Reach.COMPUTES if functional else Reach.FILLS
-        self._forward_seen = False
+        self._forward_seen = self._empty_seen = False
         self._groups: dict[tuple[int, int], Group] = {}
         self._spare: list[Tensor] = []
+        self._since_backward = Gradients(layout.parameters)
+        self._since_step = Gradients(layout.parameters)
+        # How many groups are void if this number on the device is 0.
+        self._doubts: list[tuple[int, Tensor]] = []
+        self._excused = False
+        self._audit = None if ignore_penalty else Audit(layout, self._running)
 
     @property
     def num_waiting(self) -> int:
         """How many backward passes wait; their rows may be scaled each in its way."""
         return len(self._groups)
 
+    def arm(self, active: bool) -> None:
+        """Choose whether forward passes from now on are captured; a step is over."""
+        self.active = active
+        self._since_step.note()
+
     def begin(self, num_samples: int) -> None:
         """Note a forward pass: from now on gradients must have rows."""
         self._drop_stale()
         # No samples, no rows: the last of uneven batches.
-        self._forward_seen |= num_samples > 0
+        if num_samples:
+            self._forward_seen = True
+        else:
+            self._empty_seen = True
+        if self._audit is not None and self._least is Reach.FILLS:
+            self._audit.begin()
 
     def records(self, reach: Reach) -> bool:
         """Whether a backward pass that does this about a parameter leaves rows."""
@@ -86,54 +93,136 @@ class Rows:
         view = group.view(slot)
         return view.zero_() if zero and fresh else view
 
-    def put(self, source: Pass, p: nn.Parameter, grads: Tensor) -> None:
+    def put(
+        self, source: Pass, p: nn.Parameter, grads: Tensor, dtype: torch.dtype
+    ) -> None:
         """Add rows (B, *parameter) of the running backward pass."""
-        self._group(source).add(self.layout.slot_of[id(p)], grads)
+        self._group(source).add(self.layout.slot_of[id(p)], grads, dtype)
 
     def take(self, grads: Sequence[Tensor | None] | None = None) -> Tensor | None:
         """All waiting rows (B, D), unwritten parameters as zeros; None without any.
 
+        Waits for the device at most once.
+
         Args:
             grads: The gradients that the rows must account for; ``.grad`` by default.
         """
-        forward_seen, self._forward_seen = self._forward_seen, False
-        if forward_seen or self._groups:
-            self._check_complete(grads or [p.grad for p in self.layout.parameters])
-        groups = list(self._groups.values())
+        groups = self._complete_groups(grads)
+        groups = by_samples(groups, self.layout.slots)
         for group in groups:
-            for slot in self.layout.slots:
-                if slot.start not in group.written:
-                    group.view(slot).zero_()
-        self._recycle()
-        if not groups:
-            return None
+            group.finish(self.layout.slots)
         if len(groups) == 1:
             return groups[0].rows
-        return torch.cat([group.rows for group in groups])
+        return torch.cat([group.rows for group in groups]) if groups else None
+
+    def came_without(self) -> bool:
+        """Whether gradients came since the last step without a sample being seen.
+
+        To be asked before ``take()``, of a step at which samples were due; never so if
+        this taker rests.
+        """
+        seen = self._forward_seen or self._empty_seen or self._groups
+        return self.active and not seen and came_without_samples(self._since_step)
+
+    def excuse(self) -> None:
+        """Expect gradients at this step that are no sample's."""
+        self._excused = True
 
     def discard(self) -> None:
         """Forget the waiting rows and that a forward pass was seen."""
-        self._forward_seen = False
+        self._forward_seen = self._empty_seen = self._excused = False
+        if self._audit is not None:
+            self._audit.end()
+        self._since_step.note()
         self._recycle()
 
+    def _complete_groups(self, grads: Sequence[Tensor | None] | None) -> list[Group]:
+        """The groups of this step; an error if they miss a part of the gradient."""
+        if grads is None and self._since_backward.are_missing:
+            self.discard()  # what they belonged to was thrown away
+        groups, doubts = list(self._groups.values()), self._doubts
+        unwritten, audited = self._entries(grads)
+        self.discard()
+        norms, *numbers = read(
+            [norm for _, norm in doubts],
+            [entry.products for entry in unwritten],
+            [entry.products for entry in audited],
+        )
+        void = [
+            num for (num, _), (norm,) in zip(doubts, norms, strict=True) if not norm
+        ]
+        dropped = {group.task for group in groups[: max(void, default=0)]}
+        groups = groups[max(void, default=0) :]
+        written = set().union(*(group.written for group in groups))
+        pairs = [
+            pair
+            for pair in zip(unwritten, numbers[0], strict=True)
+            if pair[0].slot.start not in written
+        ]
+        pairs += [
+            pair
+            for pair in zip(audited, numbers[1], strict=True)
+            if pair[0].task not in dropped
+        ]
+        check_complete([entry.finding(found) for entry, found in pairs])
+        return groups
+
+    def _entries(
+        self, grads: Sequence[Tensor | None] | None
+    ) -> tuple[list[Entry], list[Entry]]:
+        """Gradients to be compared: of parameters without rows, and of all if due."""
+        audited = [] if self._audit is None else self._audit.end()
+        if self._audit is None or self._excused:
+            return [], []
+        parameters, groups = self.layout.parameters, list(self._groups.values())
+        if grads is not None:
+            triples = zip(parameters, self.layout.slots, grads, strict=True)
+            return [], [entry(p, s, g, groups) for p, s, g in triples if g is not None]
+        if not (groups or self._forward_seen):
+            return [], audited
+        sure = groups[max((num for num, _ in self._doubts), default=0) :]
+        written = set().union(*(group.written for group in sure))
+        unwritten = [
+            entry(p, slot, p.grad, [])
+            for p, slot in zip(parameters, self.layout.slots, strict=True)
+            if slot.start not in written and p.grad is not None and p.numel() >= FEWEST
+        ]
+        return unwritten, audited
+
+    def _running(self) -> list[Group]:
+        """The groups of the backward pass that is running now."""
+        task = current_backward()
+        return [group for group in self._groups.values() if group.task == task]
+
     def _group(self, source: Pass) -> Group:
-        """The group of the backward pass that is running now."""
+        """The group of the backward pass that is running now and this batch size."""
         task, batch = current_backward(), source.batch
         found = self._groups.get((task, batch))
         if found is None:
-            if all(task != known for known, _ in self._groups):
+            if not self._running() and self._least is Reach.FILLS:
                 self._drop_stale()
-            found = self._groups[task, batch] = Group(self._buffer(batch), batch)
+                after_backward(self._since_backward.note)
+            found = Group(self._buffer(batch), batch, task)
+            self._groups[task, batch] = found
+        found.passes.add(source)
         return found
 
     def _drop_stale(self) -> None:
         """Forget waiting groups whose gradient was thrown away by ``zero_grad()``."""
-        if self._groups and not any(has_gradient(p) for p in self.layout.parameters):
+        if not self._groups:
+            return
+        if self._since_backward.are_missing:
             self._recycle()
+        elif self._since_backward.may_be_zeroed:
+            # Or clipped, or unscaled: that is for the device to say, in take().
+            norm = self._since_backward.largest_norm()
+            self._doubts.append((len(self._groups), norm))
+            self._since_backward.note()
 
     def _recycle(self) -> None:
         self._spare += [group.buffer for group in self._groups.values()]
         self._groups.clear()
+        self._doubts = []
 
     def _buffer(self, batch: int) -> Tensor:
         like = self.layout.parameters[0]
@@ -149,15 +238,3 @@ class Rows:
                 return self._spare.pop(i)
         self._spare.clear()
         return large_zeros((batch, self.layout.dim), dtype, like.device)
-
-    def _check_complete(self, grads: Sequence[Tensor | None]) -> None:
-        written = set().union(*(group.written for group in self._groups.values()))
-        for grad, slot in zip(grads, self.layout.slots, strict=True):
-            if slot.start not in written and grad is not None and grad.any():
-                raise RuntimeError(
-                    f"parameter {slot.name!r} has a gradient that no captured sample "
-                    "accounts for: it was used outside model(...), under activation "
-                    "checkpointing or inside a torch.autograd.Function, or .grad was "
-                    "set by hand. Call the model itself, switch checkpointing off, or "
-                    'use samples="microbatch"'
-                )

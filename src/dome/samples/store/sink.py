@@ -62,7 +62,7 @@ class Sink:
         for p, rows in zip(sources, pulled, strict=True):
             for taker in takers[p]:
                 if rows is not None:
-                    taker.put(self._pass, p, rows)
+                    taker.put(self._pass, p, rows, grads.dtype)
 
 
 def _pull_back(

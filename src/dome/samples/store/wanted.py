@@ -42,8 +42,10 @@ class Taker(Protocol):
     ) -> Tensor | None:
         """Space (B, *parameter) for a rule to write into, None if there is none."""
 
-    def put(self, source: "Pass", p: nn.Parameter, grads: Tensor) -> None:
-        """Add per-sample gradients (B, *parameter) of the running backward pass."""
+    def put(
+        self, source: "Pass", p: nn.Parameter, grads: Tensor, dtype: torch.dtype
+    ) -> None:
+        """Add per-sample gradients (B, *parameter), which were computed in a type."""
 
 
 class Wanted:
