@@ -37,7 +37,7 @@ class GradientFilter(Hooked):
         parameters: Filter only those of the model's parameters that are among these.
         **options: Those of ``dome.options.FilterOptions``: tracker, layout, samples,
             update_every, oversample, strength, warmup, forget, after, loss_reduction,
-            generator, basis_dtype, batch_dim, scaler.
+            generator, basis_dtype, batch_dim, ignore_penalty, scaler.
     """
 
     def __init__(
@@ -57,8 +57,10 @@ class GradientFilter(Hooked):
             model,
             self._layout,
             batch_dim=self._options.batch_dim,
+            ignore_penalty=self._options.ignore_penalty,
         )
         self._num_steps = 0
+        self._observed = False
         self._norms: tuple[Tensor, Tensor] | None = None
         self._seconds = 0.0
 
@@ -69,13 +71,15 @@ class GradientFilter(Hooked):
         """Take the samples of this step, turn the basis, filter ``.grad`` in place."""
         start, step = time.perf_counter(), self._num_steps
         # Algorithm 1, line by line; its line 8 is what backward() left in .grad.
-        G = self._source.take() if self._options.takes_samples(step) else None  # 5
+        G = None
+        if self._options.takes_samples(step):
+            G = self._source.take(due=not self._observed)  # 5
         g = self._layout.gather()
         if G is not None:
             self._tracker.update(G, self._options.sample_scale(len(G)))  # 6
         self._scatter_filtered(g, self._options.strength_at(step))  # 9
-        self._num_steps += 1
-        self._source.arm(self._options.takes_samples(self._num_steps))
+        self._num_steps, self._observed = step + 1, False
+        self._source.arm(self._options.takes_samples(step + 1))
         self._seconds = time.perf_counter() - start
 
     def watch(self, *inputs: object) -> AbstractContextManager[None]:
@@ -89,6 +93,13 @@ class GradientFilter(Hooked):
                 number of samples.
         """
         return self._source.watch(inputs)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Let forward passes inside go by: their gradients are no sample's.
+
+        For a term of the loss with derivatives of its own, such as a gradient penalty.
+        """
+        return self._source.paused()
 
     def expect_backward(self, loss: Tensor) -> None:
         """Announce that ``loss.backward()`` follows.
@@ -107,6 +118,7 @@ class GradientFilter(Hooked):
                 f"row, got {tuple(grads.shape)}"
             )
         self._tracker.update(grads)
+        self._observed = True  # so that a step without samples is no error
 
     @torch.no_grad()
     def filter_(self) -> None:

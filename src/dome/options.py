@@ -46,6 +46,8 @@ class FilterOptions:
         basis_dtype: Storage of the basis: torch.float32, float64 or bfloat16; the
             parameters' own precision (at least float32) if not given.
         batch_dim: Which dimension of the model's input enumerates samples, if not 0.
+        ignore_penalty: Do not ask whether the samples account for all of the gradient,
+            where a term of the loss is no sample's: a penalty other than L1 or L2.
         scaler: The ``torch.amp.GradScaler`` in use, so that its factor is taken out.
     """
 
@@ -63,6 +65,7 @@ class FilterOptions:
     generator: torch.Generator | None = None
     basis_dtype: torch.dtype | None = None
     batch_dim: int | None = None
+    ignore_penalty: bool = False
     scaler: torch.amp.GradScaler | None = None
 
     def __post_init__(self) -> None:

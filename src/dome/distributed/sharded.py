@@ -96,6 +96,7 @@ class ShardedFilter(Hooked):
             model.module,
             self._layout,
             batch_dim=self._options.batch_dim,
+            ignore_penalty=self._options.ignore_penalty,
         )
         self._local = LocalGradients(model, self._workers)
         self._num_steps = 0

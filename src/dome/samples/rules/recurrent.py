@@ -21,9 +21,9 @@ from dome.samples.rules.cell import (
     relu_step,
     tanh_step,
 )
+from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.linear import linear_along, weight_gradient
 from dome.samples.rules.site import Site
-from dome.samples.sink import Context, apply, first_order
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.trace import Call, Trace
