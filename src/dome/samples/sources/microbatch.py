@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dome.parameters import Layout
 from dome.samples.tracing.engine import Leaves, Reach, current_backward, has_gradient
 from dome.samples.tracing.nested import Value, tensors, unpacked
-from dome.samples.tracing.refuse import is_compiled
+from dome.torch_private import is_compiled, when_backward_ends
 
 
 class MicroBatch:
@@ -94,7 +94,7 @@ class MicroBatch:
         # pass found it empty, all of it belongs to this sample.
         self._before = None if self._clean else self._layout.gather()
         self._clean = False
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        when_backward_ends(self._end)
 
     def _end(self) -> None:
         after = self._layout.gather()

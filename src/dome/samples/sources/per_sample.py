@@ -22,6 +22,7 @@ from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.nested import Value, tensors, unpacked
 from dome.samples.tracing.refuse import check_capturable, is_checkpointed, recomputed
 from dome.samples.tracing.trace import Call, Trace, writes
+from dome.torch_private import forward_pre_hooks
 
 
 class PerSample:
@@ -111,7 +112,7 @@ class PerSample:
 
 def _newest(model: nn.Module) -> object:
     """The source attached last: the functional form goes before the one that stays."""
-    owners = (getattr(h, "__self__", None) for h in model._forward_pre_hooks.values())
+    owners = (getattr(h, "__self__", None) for h in forward_pre_hooks(model))
     return [owner for owner in owners if isinstance(owner, PerSample)][-1]
 
 
