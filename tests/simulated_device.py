@@ -14,7 +14,7 @@ on values, decompositions that check for errors, a copy to or from the host.
 
 import linecache
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,6 @@ from torch.utils._python_dispatch import (
     TorchDispatchMode,
     return_and_correct_aliasing,
 )
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 NAME = "sim"
 # Torch got the means to write a backend in Python with 2.10.
@@ -125,11 +124,15 @@ def simulated_device() -> Iterator[Device]:
     _device = device = Device()
     lift = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) is a copy
+    swap = torch.__future__.get_swap_module_params_on_conversion()
+    # Else model.to() would make new parameters, and of a tied one two.
+    torch.__future__.set_swap_module_params_on_conversion(True)
     try:
         with mock.patch.object(torch, "Generator", _Generators), _Mode():
             yield device
     finally:
         torch._C._set_only_lift_cpu_tensors(lift)
+        torch.__future__.set_swap_module_params_on_conversion(swap)
         _Generators.made.clear()
         _device = None
 
@@ -226,7 +229,7 @@ class _Mode(TorchDispatchMode):
 
 def _run(func: Operation, args: Sequence[Any], kwargs: Names) -> object:
     """Do on the host what an operation would do on the device."""
-    values, _ = tree_flatten((args, kwargs))
+    values = list(_leaves((*args, *kwargs.values())))
     tensors = [value for value in values if isinstance(value, Tensor)]
     wanted = kwargs.get("device")
     arrives = (
@@ -238,18 +241,35 @@ def _run(func: Operation, args: Sequence[Any], kwargs: Names) -> object:
         arrives = isinstance(args[0], DeviceTensor)
     _check(func, tensors, values, arrives)
     _watch(func, args, kwargs, tensors, arrives)
-    host_args, host_kwargs = tree_map_only(DeviceTensor, _host, (args, kwargs))
+    there = {name: _changed(DeviceTensor, _host, v) for name, v in kwargs.items()}
     if wanted is not None:
-        host_kwargs = {**host_kwargs, "device": torch.device("cpu")}
-    out = func(*host_args, **host_kwargs)
+        there["device"] = torch.device("cpu")
+    out = func(*_changed(DeviceTensor, _host, tuple(args)), **there)
     if not arrives:
         return out
-    out = tree_map_only(Tensor, DeviceTensor, out)
+    out = _changed(Tensor, DeviceTensor, out)
     if func is aten.scalar_tensor.default:
         out.constant = True
     if func.namespace != "aten" or not tensors:
         return out  # collectives answer with a handle, factories alias nothing
     return return_and_correct_aliasing(func, args, kwargs, out)
+
+
+def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from _leaves(value)
+        else:
+            yield value
+
+
+def _changed(kind: type, change: Callable[[Any], object], value: object) -> Any:
+    """A value, with those of a kind inside of lists and tuples changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_changed(kind, change, v) for v in value])
+    return value
 
 
 def _host(tensor: DeviceTensor) -> Tensor:
@@ -288,16 +308,20 @@ def _watch(
         if crosses and (blocking or not arrives):
             _note(f"{func} {'from' if arrives else 'to'} the host")
     elif any(here):
-        # A number of Python's put under a mask is a masked_fill, which does not wait.
-        indexing = func in INDEXING and not (len(args) > 2 and args[2].constant)
-        masks = args[1] if indexing else ()
-        by_value = any(t is not None and t.dtype in _MASKS for t in masks)
         counts = func is aten.repeat_interleave.Tensor
-        if func in READS or by_value or (counts and not kwargs.get("output_size")):
+        by_value = _is_masked(func, args) or (counts and not kwargs.get("output_size"))
+        if func in READS or by_value:
             _note(str(func))
 
 
-_MASKS = (torch.bool, torch.uint8)
+def _is_masked(func: Operation, args: Sequence[Any]) -> bool:
+    """Whether an index is a mask, so that it has to be counted how many are meant."""
+    if func not in INDEXING:
+        return False
+    # A number of Python's put under a mask is a masked_fill, which does not wait.
+    number = len(args) > 2 and (args[2].device.type == "cpu" or args[2].constant)
+    masks = (torch.bool, torch.uint8)
+    return not number and any(t is not None and t.dtype in masks for t in args[1])
 
 
 def _note(operation: str) -> None:
