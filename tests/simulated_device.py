@@ -120,7 +120,7 @@ _device: Device | None = None  # the one that is switched on, if any
 def simulated_device() -> Iterator[Device]:
     """Switch the device on: tensors and generators can be made on it inside."""
     global _device  # noqa: PLW0603 (autograd's threads have to find it)
-    _register()
+    register()
     _device = device = Device()
     lift = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) is a copy
@@ -339,8 +339,12 @@ def _caller(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
-def _register() -> None:
-    """Tell torch of the device: once a process, and it cannot be taken back."""
+def register() -> None:
+    """Tell torch of the device: once a process, and it cannot be taken back.
+
+    It has to come before the first backward pass, which starts autograd's threads, one
+    for each device that it knows.
+    """
     if torch._C._get_privateuse1_backend_name() == NAME:
         return
 
