@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from dome.filter import GradientFilter
 from dome.hooking import Hooked
+from dome.torch_private import runs_step_hooks
 
 _filter_of: "weakref.WeakKeyDictionary[Optimizer, Hooked]" = weakref.WeakKeyDictionary()
 
@@ -33,7 +34,7 @@ def attach(
         The filter; ``.detach()`` undoes this call.
     """
     check_no_filter(optimizer)
-    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+    if not runs_step_hooks(optimizer):
         raise ValueError(
             f"{type(optimizer).__name__} is a wrapper that runs no hooks of torch: use "
             f"dome.integrations.accelerate.attach, or attach to the optimizer inside"

@@ -12,9 +12,9 @@ from itertools import count
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _get_default_store
 
 from dome.distributed.traffic import Traffic
+from dome.torch_private import default_store
 
 # Newer versions of torch have other names for these two.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -164,7 +164,7 @@ class Workers:
     def _arrive(self) -> None:
         """Leave word in the store, so that others can see who does not come."""
         self._arrivals += 1
-        _get_default_store().set(self._name(self.rank), str(self._arrivals))
+        default_store().set(self._name(self.rank), str(self._arrivals))
 
     def _name(self, worker: int) -> str:
         return f"{self._prefix}/{worker}"
@@ -180,7 +180,7 @@ class Workers:
             ) from error
 
     def _who_is_missing(self) -> str:
-        store = _get_default_store()
+        store = default_store()
         late = []
         try:
             for worker in range(self.size):

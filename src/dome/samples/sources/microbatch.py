@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
-from dome.samples.store.backward import Leaves, Reach, after_backward, current_backward
+from dome.samples.store.backward import Leaves, Reach, current_backward
 from dome.samples.store.gradients import Gradients, came_without_samples
 from dome.samples.store.reading import read
 from dome.samples.tracing.nested import Value, tensors, unpacked
-from dome.samples.tracing.refuse import is_compiled
+from dome.torch_private import is_compiled, when_backward_ends
 
 
 class MicroBatch:
@@ -140,7 +140,7 @@ class MicroBatch:
         if self._holds() is not False and held is not False:
             before = self._layout.gather()
             self._before = before if held is True else before * (held != 0)
-        after_backward(self._end)
+        when_backward_ends(self._end)
 
     def _end(self) -> None:
         after = self._layout.gather()

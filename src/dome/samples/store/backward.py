@@ -1,16 +1,17 @@
 """Questions to autograd about the backward pass that is running now."""
 
-from collections.abc import Callable
 from enum import IntEnum
 
 import torch
 from torch import nn
 from torch.autograd.graph import Node, get_gradient_edge
 
+from dome.torch_private import current_graph_task, will_run
+
 
 def current_backward() -> int:
     """A number no other backward pass of this process has; -1 outside of one."""
-    return torch._C._current_graph_task_id()
+    return current_graph_task()
 
 
 class Reach(IntEnum):
@@ -24,7 +25,7 @@ class Reach(IntEnum):
 def reach(node: Node) -> Reach:
     """What the running backward pass does about the gradient that ends in a node."""
     try:
-        runs = torch._C._will_engine_execute_node(node)
+        runs = will_run(node)
     except RuntimeError:
         # Torch refuses to answer for a leaf that autograd.grad() was asked for.
         return Reach.COMPUTES
@@ -48,8 +49,3 @@ class Leaves:
             found = (p.device, p.dtype, get_gradient_edge(p).node)
             self._nodes[id(p)] = found
         return reach(found[2])
-
-
-def after_backward(callback: Callable[[], None]) -> None:
-    """Call this when the backward pass that is running now is over."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)

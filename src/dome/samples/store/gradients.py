@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from dome.torch_private import norms_of
+
 Mark = tuple["weakref.ref[Tensor]", int] | None
 
 
@@ -53,7 +55,7 @@ class Gradients:
     def largest_norm(self) -> Tensor:
         """A number that is 0 if all are zero, shape (); it stays on the device."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
-        return torch.stack([norm.float() for norm in torch._foreach_norm(grads)]).amax()
+        return torch.stack([norm.float() for norm in norms_of(grads)]).amax()
 
 
 def _is_as_noted(p: nn.Parameter, mark: Mark) -> bool:

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 
 from dome.parameters import Layout
 from dome.samples.store.audit import FEWEST, Audit, Entry, check_complete, entry
-from dome.samples.store.backward import Reach, after_backward, current_backward
+from dome.samples.store.backward import Reach, current_backward
 from dome.samples.store.gradients import Gradients, came_without_samples
 from dome.samples.store.group import Group, by_samples
 from dome.samples.store.reading import read
 from dome.samples.store.wanted import Pass
+from dome.torch_private import when_backward_ends
 
 
 class Rows:
@@ -200,7 +201,7 @@ class Rows:
         if found is None:
             if not self._running() and self._least is Reach.FILLS:
                 self._drop_stale()
-                after_backward(self._since_backward.note)
+                when_backward_ends(self._since_backward.note)
             found = Group(self._buffer(batch), batch, task)
             self._groups[task, batch] = found
         found.passes.add(source)
