@@ -2,7 +2,18 @@ import pytest
 import torch
 from reference import projector_distance
 
-from dome.numerics.orthonormal import cholesky_in_order, orthonormalize_
+from dome.numerics import orthonormal
+from dome.numerics.orthonormal import gram_schmidt, inverse_cholesky
+from dome.numerics.shard import Shard
+from dome.numerics.together import together
+
+
+def orthonormalize_(U, rng, fill=None):
+    fill = torch.zeros(U.shape[1], dtype=torch.bool) if fill is None else fill
+    steps = orthonormal.orthonormalize_(
+        U, rng, Shard.whole(len(U)), fill, int(fill.sum())
+    )
+    return together([steps])[0]
 
 
 def error_of(U):
@@ -50,23 +61,37 @@ def test_lower_precisions_end_at_their_rounding(dtype, limit, rng):
     assert error_of(U) < limit
 
 
-def test_the_factor_of_a_full_rank_gram_matrix_is_its_cholesky_factor(rng):
-    A = torch.nn.functional.normalize(
-        torch.randn(20, 4, generator=rng, dtype=torch.float64), dim=0
-    )
-    inverse, left = cholesky_in_order(A.T @ A, floor=1e-12)
-    torch.testing.assert_close(inverse.T @ (A.T @ A) @ inverse, torch.eye(4).double())
-    assert (left > 0).all()
+def test_both_factors_of_a_full_rank_gram_matrix_are_its_cholesky_factor(rng):
+    A = 3 * torch.randn(2, 20, 4, generator=rng, dtype=torch.float64)
+    C = A.mT @ A
+    eye = torch.eye(4, dtype=torch.float64).expand(2, 4, 4)
+    for inverse, own in (inverse_cholesky(C), gram_schmidt(C, 1e-12, 4)):
+        torch.testing.assert_close(inverse.mT @ C @ inverse, eye)
+        assert (inverse.triu() == inverse).all()
+        assert ((own > 0) & (own <= 1 + 1e-12)).all()
+    one, _ = inverse_cholesky(C[1])
+    torch.testing.assert_close(one, inverse_cholesky(C)[0][1])
+
+
+def test_a_deficient_matrix_has_nothing_of_its_own_where_cholesky_fails(rng):
+    A = torch.randn(20, 4, generator=rng, dtype=torch.float64)
+    A[:, 2] = A[:, 0] + A[:, 1]
+    _, own = inverse_cholesky(A.T @ A)
+    assert own.min() < 1e-12
+    inverse, own = gram_schmidt(A.T @ A, 1e-10, 4)
+    assert (own > 0).tolist() == [True, True, False, True]
+    kept = [0, 1, 3]
+    U = A @ inverse
+    torch.testing.assert_close(U[:, kept].T @ U[:, kept], torch.eye(3).double())
+    assert not U[:, 2].any()
 
 
 def test_columns_beyond_the_number_of_directions_are_passed_over(rng):
-    A = torch.nn.functional.normalize(
-        torch.randn(20, 4, generator=rng, dtype=torch.float64), dim=0
-    )
-    inverse, left = cholesky_in_order(A.T @ A, floor=1e-12, most=2)
+    A = torch.randn(20, 4, generator=rng, dtype=torch.float64)
+    inverse, own = gram_schmidt(A.T @ A, 1e-12, 2)
     assert not inverse[:, 2:].any()
-    assert (left[:2] > 0).all()
-    assert not left[2:].any()
+    assert (own[:2] > 0).all()
+    assert not own[2:].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

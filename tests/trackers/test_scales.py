@@ -1,0 +1,83 @@
+import pytest
+import torch
+from reference import update_sub
+from streams import low_rank_stream
+
+from dome.numerics.angles import largest_angle
+from dome.trackers import TRACKERS, IncrementalSVD, StreamingPower
+
+every_tracker = pytest.mark.parametrize("make", TRACKERS.values(), ids=TRACKERS.keys())
+SIZES = [1e-18, 1e-10, 1e10, 1e18]
+
+
+@every_tracker
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(
+    ("dim", "num_samples"), [(1000, 64), (1000, 6)], ids=["columns", "pairs"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_subspace_does_not_depend_on_the_size_of_samples(
+    make, size, dim, num_samples, dtype, rng
+):
+    tracker, plain = make(dim, 4, dtype=dtype), make(dim, 4, dtype=dtype)
+    twin = make(dim, 4, dtype=torch.float64)
+    for G in low_rank_stream(rng, dim, num_samples, 6, rank=4):
+        tracker.update((G * size).float())
+        plain.update(G.float())
+        twin.update(G)
+    assert tracker.num_skipped == 0
+    # What float32 keeps of samples; eight bits of a basis are 2^-9 off an entry.
+    limit = 1e-3 if dtype == torch.float32 else 2e-2
+    assert largest_angle(twin.basis, tracker.basis.double()) < limit
+    scaled = tracker.eigenvalues / size / size
+    torch.testing.assert_close(scaled, plain.eigenvalues, rtol=0.02, atol=0)
+
+
+def test_tiny_samples_follow_algorithm_two(rng):
+    tracker = StreamingPower(1000, 4)
+    U, lam = tracker.basis.double(), torch.ones(4, dtype=torch.float64)
+    for t, G in enumerate(low_rank_stream(rng, 1000, 64, 8, rank=4), start=1):
+        tracker.update((1e-15 * G).float())
+        U, lam = update_sub(U, lam, G, t)
+    assert largest_angle(U, tracker.basis.double()) < 1e-3
+
+
+@every_tracker
+@pytest.mark.parametrize("oversample", [0, 3])
+def test_one_sample_that_is_far_too_long_leaves_everything_finite(
+    make, oversample, rng
+):
+    tracker = make(300, 6, oversample=oversample)
+    batches = list(low_rank_stream(rng, 300, 30, 12, rank=6))
+    for number, G in enumerate(batches):
+        G = G.float()
+        if number == 4:
+            G[3] *= 1e11
+        tracker.update(G)
+        U = tracker.basis[:, tracker.basis.any(dim=0)].double()
+        assert (U.T @ U - torch.eye(U.shape[1])).abs().max() < 1e-5
+        assert tracker.eigenvalues.isfinite().all()
+        assert (tracker.eigenvalues >= 0).all()
+        assert 0 <= tracker.effective_rank <= 6 + oversample
+    assert tracker.num_skipped == 0
+
+
+@every_tracker
+def test_samples_beyond_any_range_are_left_out_and_counted(make, rng):
+    tracker = make(50, 4)
+    good = torch.randn(8, 50, generator=rng)
+    tracker.update(good)
+    before = tracker.basis.clone()
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        tracker.update(good * 1e38 * 1e38)
+    assert torch.equal(tracker.basis, before)
+    assert tracker.num_skipped == 1
+
+
+def test_a_large_batch_by_parts_does_not_depend_on_its_size_either(rng, monkeypatch):
+    monkeypatch.setattr("dome.trackers.svd.ROWS_AT_ONCE", 20)
+    tiny, plain = IncrementalSVD(200, 4), IncrementalSVD(200, 4)
+    for G in low_rank_stream(rng, 200, 64, 3, rank=4):
+        tiny.update((G * 1e-18).float())
+        plain.update(G.float())
+    assert largest_angle(plain.basis, tiny.basis) < 1e-3

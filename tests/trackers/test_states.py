@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import pytest
+import torch
+from models import small_classifier
+from reference import projector_distance
+from streams import decaying_stream
+
+import dome
+from dome.trackers import TRACKERS
+
+WRITTEN_BY_0_1 = Path(__file__).parents[1] / "states"
+every_tracker = pytest.mark.parametrize("make", TRACKERS.values(), ids=TRACKERS.keys())
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("power", {}),
+        ("power_oversampled", {"oversample": 2}),
+        ("svd", {"tracker": "svd"}),
+        ("layerwise", {"rank": 3, "layout": "layerwise"}),
+    ],
+)
+def test_states_of_version_0_1_are_read(name, options):
+    saved = torch.load(WRITTEN_BY_0_1 / f"{name}.pt", weights_only=True)
+    grad_filter = dome.GradientFilter(small_classifier(), **{"rank": 4} | options)
+    grad_filter.load_state_dict(saved["state"])
+    for block, tracker in grad_filter.trackers.items():
+        expected = saved["expected"][f"expected.{block}"]
+        assert projector_distance(expected, tracker.basis) < 1e-12
+        assert tracker.num_updates == 12
+    assert grad_filter.stats.step == 12
+
+
+def trained(make, rng, num=5, **options):
+    tracker = make(700, 20, dtype=torch.float64, **options)
+    for G in decaying_stream(rng, 700, 8, num):
+        tracker.update(G)
+    return tracker
+
+
+@every_tracker
+def test_later_updates_do_not_change_a_state(make, rng):
+    tracker = trained(make, rng, oversample=2)
+    state, U = tracker.state_dict(), tracker.basis.clone()
+    copies = {name: value.clone() for name, value in state.items()}
+    for G in decaying_stream(rng, 700, 8, 5):
+        tracker.update(G)
+    assert projector_distance(U, tracker.basis) > 1e-3
+    assert all(torch.equal(state[name], copies[name]) for name in copies)
+    tracker.load_state_dict(state)
+    assert projector_distance(U, tracker.basis) < 1e-12
+
+
+@every_tracker
+@pytest.mark.parametrize(
+    ("entry", "change", "message"),
+    [
+        ("basis", lambda t: t * torch.nan, "not orthonormal"),
+        ("basis", lambda t: t * 1.5, "not orthonormal"),
+        ("num_updates", lambda t: t - 100, "'num_updates' in the state is negative"),
+        ("num_skipped", lambda t: None, "no 'num_skipped'"),
+        ("orthogonality_error", lambda t: t * torch.nan, "not finite"),
+        ("seed", lambda t: t[None], "'seed' has shape"),
+    ],
+)
+def test_what_cannot_be_a_state_is_refused_and_changes_nothing(
+    make, entry, change, message, rng
+):
+    tracker = trained(make, rng)
+    before = tracker.state_dict()
+    state = trained(make, rng, num=3).state_dict()
+    changed = change(state.pop(entry))
+    state |= {} if changed is None else {entry: changed}
+    with pytest.raises(ValueError, match=message):
+        tracker.load_state_dict(state)
+    after = tracker.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize(("tracker", "entry"), [("power", "norms"), ("svd", "values")])
+def test_negative_eigenvalues_are_refused(tracker, entry, rng):
+    made = trained(TRACKERS[tracker], rng)
+    state = made.state_dict()
+    with pytest.raises(ValueError, match=f"{entry!r} in the state is negative"):
+        made.load_state_dict(state | {entry: -state[entry]})
