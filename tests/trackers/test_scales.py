@@ -20,15 +20,13 @@ def test_the_subspace_does_not_depend_on_the_size_of_samples(
     make, size, dim, num_samples, dtype, rng
 ):
     tracker, plain = make(dim, 4, dtype=dtype), make(dim, 4, dtype=dtype)
-    twin = make(dim, 4, dtype=torch.float64)
     for G in low_rank_stream(rng, dim, num_samples, 6, rank=4):
         tracker.update((G * size).float())
         plain.update(G.float())
-        twin.update(G)
     assert tracker.num_skipped == 0
     # What float32 keeps of samples; eight bits of a basis are 2^-9 off an entry.
     limit = 1e-3 if dtype == torch.float32 else 2e-2
-    assert largest_angle(twin.basis, tracker.basis.double()) < limit
+    assert largest_angle(plain.basis.double(), tracker.basis.double()) < limit
     scaled = tracker.eigenvalues / size / size
     torch.testing.assert_close(scaled, plain.eigenvalues, rtol=0.02, atol=0)
 
@@ -49,11 +47,9 @@ def test_one_sample_that_is_far_too_long_leaves_everything_finite(
 ):
     tracker = make(300, 6, oversample=oversample)
     batches = list(low_rank_stream(rng, 300, 30, 12, rank=6))
-    for number, G in enumerate(batches):
-        G = G.float()
-        if number == 4:
-            G[3] *= 1e11
-        tracker.update(G)
+    batches[4][3] *= 1e11
+    for G in batches:
+        tracker.update(G.float())
         U = tracker.basis[:, tracker.basis.any(dim=0)].double()
         assert (U.T @ U - torch.eye(U.shape[1])).abs().max() < 1e-5
         assert tracker.eigenvalues.isfinite().all()
