@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dome.privacy.errors import PrivacyError
+from dome.trackers import Tracker
 
 BASES = ("public", "released", "private")
 
@@ -54,7 +55,7 @@ class Basis(Protocol):
         """Everything needed to go on, as tensors."""
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from a saved state."""
+        """Go on from a saved state; that of another basis changes nothing here."""
 
 
 class Nothing:
@@ -64,21 +65,36 @@ class Nothing:
     wants_moment = False
 
     def prepare(self) -> None:
-        """Nothing."""
+        """There is nothing to prepare."""
 
     def directions(self) -> Tensor | None:
-        """None."""
+        """None: nothing is removed."""
         return None
 
     def learn(self, release: Release) -> None:
-        """Nothing."""
+        """There is nothing to turn."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Empty."""
+        """An empty dictionary."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Nothing."""
+        """Refuse the state of a basis that there is."""
+        if state:
+            raise ValueError(another_basis())
+
+
+def load_tracker(tracker: Tracker, state: dict[str, Tensor]) -> None:
+    """Give a basis' tracker its state back, or say that it is another's."""
+    try:
+        tracker.load_state_dict(state)
+    except (KeyError, ValueError) as error:
+        raise ValueError(another_basis()) from error
+
+
+def another_basis() -> str:
+    """The sentence for a state that another basis has written."""
+    return "the checkpoint has another basis: use the same basis, rank and tracker"
 
 
 def check_basis(basis: Any) -> None:  # noqa: ANN401 (anything may be passed)
