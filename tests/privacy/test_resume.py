@@ -123,6 +123,20 @@ def test_a_state_without_runs_is_read_and_is_the_same_run_twice():
         assert budget.num_steps == 7
 
 
+def test_a_state_of_the_version_before_is_read():
+    model, optimizer, private = attached()
+    train(model, optimizer, private, DATA, epochs=2)
+    state = private.state_dict()
+    for name in ("budget.runs", "guard.values"):
+        del state[name]
+    model, optimizer, again = attached()
+    again.load_state_dict(state)
+    assert again.num_steps == 2
+    model.load_state_dict(model.state_dict())  # values are as they were
+    train(model, optimizer, again, DATA)
+    assert again.epsilon(DELTA) > private.epsilon(DELTA)
+
+
 @pytest.mark.parametrize(
     "row", [[1.0, 0.1, -2.0], [0.0, 0.1, 2.0], [1.0, 1.5, 2.0], [1.0, 0.1, torch.nan]]
 )

@@ -1,6 +1,7 @@
 """``attach``: differentially private training with the filter, in one call."""
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn

@@ -11,7 +11,7 @@ is used nowhere in it, nor any ``.grad`` that autograd made.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from dome.hooking import Hooked
 from dome.options import FilterOptions
 from dome.parameters import Layout
 from dome.privacy.accounting import Budget, divided
-from dome.privacy.bases import Basis, Private, Release
+from dome.privacy.bases import Basis, Release
 from dome.privacy.errors import PrivacyError
 from dome.privacy.guards import (
     ParameterGuard,
@@ -154,17 +154,10 @@ class PrivateFilter(Hooked):
         weights, training on public samples, averages of earlier parameters, bounds on
         weights. Nobody can check it.
         """
-        self._check_no_batch()
+        self._batches.check_none_waits()
         with self._parameters.public_changes():
             yield
-            self._check_no_batch()
-
-    def _check_no_batch(self) -> None:
-        if self._batches.is_waiting:
-            raise PrivacyError(
-                "a private batch is waiting for its step, and changes beside it would "
-                "not be public: take the step first"
-            )
+            self._batches.check_none_waits()
 
     def _check(self) -> None:
         """Refuse to go on with parameters that nobody has paid for."""
@@ -190,16 +183,16 @@ class PrivateFilter(Hooked):
         self._batches.done()
         self._basis.prepare()
         U = self._basis.directions()
-        asks = self._basis.wants_moment
-        sigma, sigma_basis = self.noise_multiplier, 0.0
-        if asks:
+        C, L = self._max_norm, self.expected_batch_size
+        sigma, moment, std = self.noise_multiplier, None, 0.0
+        V = self._basis.moment_basis
+        if V is not None:
             sigma, sigma_basis = divided(self.noise_multiplier, self._share)
-        std = sigma_basis * MOMENT_SENSITIVITY / self.expected_batch_size
-        moment = self._noised_moment(rows, std) if asks else None
+            std = sigma_basis * MOMENT_SENSITIVITY / L
+            moment = self._noised(second_moment_(rows, V, C).double() / C**2 / L, std)
         if U is not None and self._basis.filters_first:
             without_span_(rows, U)
-        total = clipped_sum_(rows, self._max_norm).double()
-        release = self._noised(total, sigma * self._max_norm) / self.expected_batch_size
+        release = self._noised(clipped_sum_(rows, C).double(), sigma * C) / L
         release = release.to(self._layout.dtype)
         gradient = release
         if U is not None:
@@ -207,12 +200,6 @@ class PrivateFilter(Hooked):
         self._parameters.open()
         self._write_(pass_through(self._options.stages, gradient))
         self._basis.learn(Release(release, moment, std))
-
-    def _noised_moment(self, rows: Tensor, std: float) -> Tensor:
-        """The second moment of this batch over C² L, with its noise."""
-        U, C = cast("Private", self._basis).start, self._max_norm
-        moment = second_moment_(rows, U, C).double()
-        return self._noised(moment / C**2 / self.expected_batch_size, std)
 
     def _noised(self, total: Tensor, std: float) -> Tensor:
         noise = self._randomness.gaussian(tuple(total.shape), std)

@@ -53,9 +53,9 @@ class Private:
         self._num_steps = self._num_updates = 0
 
     @property
-    def wants_moment(self) -> bool:
-        """Whether this is an n-th step."""
-        return self._num_steps % self._update_every == 0
+    def moment_basis(self) -> Tensor | None:
+        """``start`` on every n-th step."""
+        return None if self._num_steps % self._update_every else self._basis
 
     def prepare(self) -> None:
         """All it learns from is there already."""

@@ -39,8 +39,8 @@ class Basis(Protocol):
         """Whether samples are filtered before they are clipped, or sums after noise."""
 
     @property
-    def wants_moment(self) -> bool:
-        """Whether this step also releases a second moment, of private samples."""
+    def moment_basis(self) -> Tensor | None:
+        """U (D, K) of the second moment that a step releases as well; None without."""
 
     def prepare(self) -> None:
         """Get ready for a step; nothing of its samples is known."""
@@ -62,7 +62,7 @@ class Nothing:
     """No directions: plain DP-SGD."""
 
     filters_first = True
-    wants_moment = False
+    moment_basis = None
 
     def prepare(self) -> None:
         """There is nothing to prepare."""

@@ -25,7 +25,7 @@ class Public:
     """
 
     filters_first = True
-    wants_moment = False
+    moment_basis = None
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ class Released:
         update_every: Learns on every n-th step.
     """
 
-    wants_moment = False
+    moment_basis = None
 
     def __init__(
         self, tracker: Tracker, window: int = 8, update_every: int = 1

@@ -152,6 +152,14 @@ class BatchGuard:
         """Whether a batch was drawn that no step has been taken with."""
         return self._waiting is not None
 
+    def check_none_waits(self) -> None:
+        """Refuse public changes beside a private batch."""
+        if self.is_waiting:
+            raise PrivacyError(
+                "a private batch is waiting for its step, and changes beside it would "
+                "not be public: take the step first"
+            )
+
     def draw(self, marks: Marks, batch: object) -> None:
         """Note a batch that is handed out; the one before must have had its step."""
         if self._waiting is not None:
