@@ -17,7 +17,9 @@ class Before(nn.Module):
     def __init__(self, function, p=0.0):
         super().__init__()
         self.function = function
-        self.net = nn.Sequential(nn.Linear(8, 6), nn.Dropout(p), nn.Linear(6, 3))
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.net = nn.Sequential(nn.Linear(8, 6), nn.Dropout(p), nn.Linear(6, 3))
 
     def forward(self, x):
         return self.net(self.function(x))
@@ -108,6 +110,23 @@ def test_a_single_sample_is_not_mixed_and_the_next_batch_is_tested():
         go_on()
     assert max(sizes[:-1]) == 1
     assert sizes[-1] > 1
+
+
+def test_mixing_that_one_batch_does_not_show_is_seen_in_the_next():
+    def mix(x):
+        return x - x.mean(dim=0) if private.num_steps else x
+
+    model = Before(mix)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = attach(model, optimizer)
+    for x, y in private.loader(data()):
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+    for x, y in private.loader(private._loader.dataset):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        with pytest.raises(PrivacyError, match="the model mixes samples"):
+            optimizer.step()
 
 
 def data():

@@ -1,5 +1,6 @@
 """The samples of a step, after everything that would make one more move the others."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +19,10 @@ from dome.privacy.guards import (
 )
 from dome.privacy.refuse import check_nothing_else
 from dome.samples import PerSample
+
+NUM_TESTS = (
+    3  # batches that are looked at: in one, sums over samples may agree by chance
+)
 
 
 class PrivateSamples:
@@ -47,7 +52,7 @@ class PrivateSamples:
         self.batches = BatchGuard(budget, layout.parameters, self._batch_dim)
         self._source = PerSample(model, layout, batch_dim=options.batch_dim)
         self._watch = Watch(model, layout.device, parameters, self.batches)
-        self._tested = set[tuple[bool, ...]]()
+        self._tested = Counter[tuple[bool, ...]]()
 
     def take(self) -> Tensor:
         """G (B, D) of the batch that waits; it still waits afterwards."""
@@ -78,9 +83,9 @@ class PrivateSamples:
         return rows.mul_(self._options.sample_scale(len(rows)))
 
     def _check_independence(self, used: Sequence[Forward]) -> None:
-        """Test once whether the model mixes samples, and again in another mode."""
+        """Test whether the model mixes samples, anew in every mode it is trained in."""
         mode = tuple(module.training for module in self._model.modules())
-        if mode in self._tested:
+        if self._tested[mode] == NUM_TESTS:
             return
         with self._watch.paused():
             tested = any(
@@ -94,8 +99,7 @@ class PrivateSamples:
                 )
                 for call in used
             )
-        if tested:
-            self._tested.add(mode)
+        self._tested[mode] += tested
 
     def discard(self) -> None:
         """Forget what was captured."""

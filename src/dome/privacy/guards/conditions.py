@@ -46,17 +46,23 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """The same random numbers every time, and the program's own ones afterwards."""
     numpy: Any = sys.modules.get("numpy")
     python, others = random.getstate(), numpy and numpy.random.get_state()
-    elsewhere = device.type != "cpu"
+    module: Any = torch.get_device_module(device)
+    # A device may draw its numbers on the CPU.
+    own = device.type != "cpu" and hasattr(module, "get_rng_state")
+    state, on_device = torch.get_rng_state(), own and module.get_rng_state(device)
     try:
-        with torch.random.fork_rng([device] if elsewhere else []):
-            torch.default_generator.manual_seed(seed)
-            if elsewhere:
-                torch.get_device_module(device).manual_seed(seed)
-            random.seed(seed)
-            if numpy:
-                numpy.random.seed(seed)
-            yield
+        torch.default_generator.manual_seed(seed)
+        if own:
+            fresh = torch.Generator(device).manual_seed(seed)
+            module.set_rng_state(fresh.get_state(), device)
+        random.seed(seed)
+        if numpy:
+            numpy.random.seed(seed)
+        yield
     finally:
+        torch.set_rng_state(state)
+        if own:
+            module.set_rng_state(on_device, device)
         random.setstate(python)
         if numpy:
             numpy.random.set_state(others)

@@ -3,8 +3,10 @@
 Clipping bounds what one sample adds to a sum; if it also changes the gradients of the
 others (``x - x.mean(0)``, batch norm, attention over the batch), nothing is bounded. So
 the first samples that a step is taken with are put through the model again: with half
-of them in the place of the other half, and half of them alone. The gradients of the
-samples that stayed must stay. Shapes: G (B, D), one sample a row.
+of them in the place of the other half, one among copies of another, and half of them
+alone. The gradients of the samples that stayed must stay.
+
+Shapes: G (B, D), one sample per row.
 """
 
 from collections.abc import Callable, Iterable
@@ -109,9 +111,12 @@ class Rerun:
                 "again with the same seeds, so that nobody can tell whether it mixes "
                 "them: let it draw its random numbers from torch's global generator"
             )
+        # Sums over halves may agree by chance; then one sample among copies of another.
         others = (
             (slice(0, half), [first[i % half] for i in range(len(chosen))]),
             (slice(half, None), [last[i % len(last)] for i in range(half)] + last),
+            (slice(0, 1), chosen[:1] + chosen[-1:] * (len(chosen) - 1)),
+            (slice(-1, None), chosen[:1] * (len(chosen) - 1) + chosen[-1:]),
         )
         for stay, samples in others:
             rows, left = self._rows(samples)
