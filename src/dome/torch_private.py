@@ -20,12 +20,16 @@ from torch.nn.modules.instancenorm import _InstanceNorm as AnyInstanceNorm
 from torch.optim import Optimizer
 from torch.utils import checkpoint
 
+# Sees every operation below autograd and autocast. Torch 2.6 to 2.15.
+from torch.utils._python_dispatch import TorchDispatchMode
+
 # Torch 2.6 to 2.15. A public torch.utils.pytree exists in the newest only.
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 __all__ = [
     "AnyBatchNorm",
     "AnyInstanceNorm",
+    "TorchDispatchMode",
     "checkpoint_frame",
     "copy_all_",
     "current_graph_task",

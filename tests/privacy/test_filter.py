@@ -242,7 +242,8 @@ def test_the_state_resumes_basis_and_cost_and_holds_no_randomness(basis, tmp_pat
     train(model, optimizer, private, (x, y), epochs=5)
     torch.save(private.state_dict(), tmp_path / "private.pt")
     saved = torch.load(tmp_path / "private.pt", weights_only=True)
-    _, _, again = start()
+    copied, _, again = start()
+    copied.load_state_dict(model.state_dict())
     again.load_state_dict(saved)
     assert again.num_steps == 5
     assert again.epsilon(1e-5) == private.epsilon(1e-5)

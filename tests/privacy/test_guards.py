@@ -70,6 +70,13 @@ def test_statistics_without_noise_are_refused():
         attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings_that_shorten_the_rows_of_a_batch_are_refused(layer):
+    model = nn.Sequential(layer(5, 3, max_norm=1.0))
+    with pytest.raises(PrivacyError, match="layer '0' shortens the rows"):
+        attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
 def test_a_model_under_opacus_is_refused(model):
     wrapped = GradSampleModule(model)
     with pytest.raises(PrivacyError, match="Opacus' hooks already"):

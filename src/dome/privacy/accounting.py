@@ -12,16 +12,32 @@ so a share s of 1/σ² for the basis leaves σ₁ = σ/√(1 − s) to the gradi
 
 import math
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dome.privacy.errors import PrivacyError
+from dome.privacy.ledger import Ledger, Row
 from dome.privacy.stages import check_positive
 
 ACCOUNTANTS = ("rdp", "prv")
 TOLERANCE = 1e-2  # of the target epsilon, to which the noise multiplier is solved
+SLACK = 1e-6  # of the target: the same numbers, added up in another order
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What all steps together may cost.
+
+    Attributes:
+        epsilon: ε that is not exceeded,
+        delta: at this δ.
+    """
+
+    epsilon: float
+    delta: float
 
 
 class Budget:
@@ -32,6 +48,10 @@ class Budget:
         sample_rate: Probability that a sample is in a batch.
         accountant: "rdp" or "prv".
         max_steps: Refuse steps beyond this number; None takes any number.
+        target: What ``max_steps`` steps may cost, earlier runs included.
+
+    Attributes:
+        ledger: The steps so far.
     """
 
     def __init__(
@@ -40,44 +60,72 @@ class Budget:
         sample_rate: float,
         accountant: str = "rdp",
         max_steps: int | None = None,
+        target: Target | None = None,
     ) -> None:
         check_positive("noise_multiplier", noise_multiplier)
         check_sample_rate(sample_rate)
+        make_accountant(accountant)
         self.noise_multiplier, self.sample_rate = noise_multiplier, sample_rate
-        self.max_steps = max_steps
-        self.num_steps = 0
-        self._accountant = make_accountant(accountant)
+        self.max_steps, self._target = max_steps, target
+        self._accountant = accountant
+        self.ledger = Ledger(noise_multiplier, sample_rate)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that have been paid for, those of earlier runs included."""
+        return self.ledger.num_steps
 
     def spend(self) -> None:
         """One more step; called before anything of it is released."""
+        self.check_left()
+        self.ledger.add()
+
+    def check_left(self) -> None:
+        """Refuse one step more than the noise was chosen for."""
         if self.max_steps is not None and self.num_steps >= self.max_steps:
             raise PrivacyError(
                 f"the noise was chosen for {self.max_steps} steps, and all of them are "
                 f"taken: one more would exceed target_epsilon. Stop here, or attach "
                 f"with more steps from the start"
             )
-        self._accountant.step(
-            noise_multiplier=self.noise_multiplier, sample_rate=self.sample_rate
-        )
-        self.num_steps += 1
 
-    def epsilon(self, delta: float) -> float:
-        """ε of all steps so far at this δ, as Opacus' accountant has it."""
+    def epsilon(self, delta: float, num_more: int = 0) -> float:
+        """ε at this δ of all steps so far and of more, as Opacus' accountant has it."""
         check_delta(delta)
-        if not self._accountant.history:
-            return 0.0
-        return float(self._accountant.get_epsilon(delta=delta))
+        return _epsilon(self._accountant, self.ledger.history(num_more), delta)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The accountant's history: rows of multiplier, rate and number of steps."""
-        history = torch.tensor(self._accountant.history, dtype=torch.float64)
-        return {"history": history.reshape(-1, 3)}
+    def state_dict(self, num_more: int = 0) -> dict[str, Tensor]:
+        """The history of costs, and of so many more steps."""
+        return self.ledger.state_dict(num_more)
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over what was spent before."""
-        rows = state["history"].tolist()
-        self._accountant.history = [(s, q, round(n)) for s, q, n in rows]
-        self.num_steps = sum(n for _, _, n in self._accountant.history)
+    def resumed(self, state: Mapping[str, Tensor]) -> Ledger:
+        """What was spent here and before, if it leaves the target within reach."""
+        ledger = self.ledger.with_state(state)
+        if self._target is not None and ledger.num_steps:
+            self._check_target(ledger, self._target)
+        return ledger
+
+    def _check_target(self, ledger: Ledger, target: Target) -> None:
+        left = max(0, (self.max_steps or 0) - ledger.num_steps)
+        spent, planned = (
+            _epsilon(self._accountant, ledger.history(more), target.delta)
+            for more in (0, left)
+        )
+        if max(spent, planned) > target.epsilon * (1 + SLACK):
+            raise PrivacyError(
+                f"the state has spent epsilon {spent:.4g} at delta {target.delta:g}, "
+                f"and with the {left} steps that are left it would be {planned:.4g}: "
+                f"more than target_epsilon {target.epsilon:g}. Attach with the targets "
+                f"it was started with, or with larger ones"
+            )
+
+
+def _epsilon(accountant: str, history: list[Row], delta: float) -> float:
+    if not history:
+        return 0.0
+    counts = make_accountant(accountant)
+    counts.history = history
+    return float(counts.get_epsilon(delta=delta))
 
 
 def noise_multiplier_for(

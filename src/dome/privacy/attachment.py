@@ -1,22 +1,22 @@
 """``attach``: differentially private training with the filter, in one call."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dome.attachment import call_before_step, check_no_filter
-from dome.options import Downstream
+from dome.options import Downstream, FilterOptions
 from dome.parameters import Layout
-from dome.privacy.accounting import Budget, noise_multiplier_for
+from dome.privacy.accounting import Budget, Target, noise_multiplier_for
 from dome.privacy.bases import Basis, Nothing, Private, Public, Released, check_basis
 from dome.privacy.filter import PrivateFilter
 from dome.privacy.randomness import Randomness
 from dome.privacy.refuse import check_model, check_parameters
 from dome.privacy.stages import check_positive
-from dome.trackers import TRACKERS
+from dome.trackers import Tracker
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -94,6 +94,15 @@ def attach(
             f"rank must not be negative, update_every be at least 1 and basis_share "
             f"lie between 0 and 1; got {rank}, {update_every} and {basis_share}"
         )
+    options = FilterOptions(
+        rank=rank,
+        tracker=tracker,
+        update_every=update_every,
+        forget=forget,
+        after=after,
+        loss_reduction=loss_reduction,
+        batch_dim=batch_dim,
+    )
     check_no_filter(optimizer)
     check_model(model)
     held = [p for group in optimizer.param_groups for p in group["params"]]
@@ -107,40 +116,47 @@ def attach(
             "basis='public' takes public=batches and loss_fn=...; the others take "
             "neither"
         )
-    options: dict[str, Any] = {"forget": forget}
-    options |= {"dtype": layout.dtype, "device": layout.device}
-    own: Basis = Nothing()
-    if rank > 0 and basis == "private":
-        own = Private(layout.dim, rank, update_every=update_every, **options)
-    elif rank > 0:
-        follows = _tracker(tracker, layout.dim, rank, options)
-        if public is not None and loss_fn is not None:
-            own = Public(follows, model, public, loss_fn, update_every)
-        else:
-            own = Released(follows, window, update_every)
+    own = _basis(basis, layout, options, window)
+    if public is not None and loss_fn is not None and rank > 0:
+        follows = _tracker(layout, options)
+        own = Public(follows, model, public, loss_fn, update_every)
     private = PrivateFilter(
         model,
         optimizer,
         layout,
         own,
         budget,
+        options,
         max_grad_norm=max_grad_norm,
         basis_share=basis_share,
         randomness=Randomness(generator),
         expected_batch_size=expected_batch_size,
-        loss_reduction=loss_reduction,
-        after=after,
-        batch_dim=batch_dim,
     )
     call_before_step(optimizer, private)
+    private.hook_into(optimizer.register_step_post_hook(lambda *_: private.settle()))
     return private
 
 
-def _tracker(name: str, dim: int, rank: int, options: dict[str, Any]) -> Any:  # noqa: ANN401
-    if name not in TRACKERS:
-        raise ValueError(f"tracker must be one of {tuple(TRACKERS)}, got {name!r}")
+def _basis(kind: str, layout: Layout, options: FilterOptions, window: int) -> Basis:
+    """The source of directions, unless it is public."""
+    if options.rank == 0 or kind == "public":
+        return Nothing()
+    if kind == "released":
+        return Released(_tracker(layout, options), window, options.update_every)
+    return Private(
+        layout.dim,
+        cast("int", options.rank),
+        update_every=options.update_every,
+        forget=options.forget,
+        dtype=layout.dtype,
+        device=layout.device,
+    )
+
+
+def _tracker(layout: Layout, options: FilterOptions) -> Tracker:
     # Samples are filtered one by one, with U as a matrix.
-    return TRACKERS[name](dim, rank, **options, factored=False)
+    where = {"dtype": layout.dtype, "device": layout.device, "factored": False}
+    return options.tracker_for(layout.dim, cast("int", options.rank), **where)
 
 
 def _budget(
@@ -164,4 +180,4 @@ def _budget(
             f"got {epsilon}, {delta} and {steps}"
         )
     sigma = noise_multiplier_for(epsilon, delta, steps, sample_rate, accountant)
-    return Budget(sigma, sample_rate, accountant, steps)
+    return Budget(sigma, sample_rate, accountant, steps, Target(epsilon, delta))

@@ -9,9 +9,9 @@ and with ``basis="private"`` a noised second moment beside it. The batch size of
 is used nowhere in it, nor any ``.grad`` that autograd made.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,21 +21,28 @@ from torch.utils.data import DataLoader, Dataset
 from dome import state as states
 from dome.filter import pass_through
 from dome.hooking import Hooked
-from dome.options import Downstream, FilterOptions
+from dome.options import FilterOptions
 from dome.parameters import Layout
 from dome.privacy.accounting import Budget, divided
-from dome.privacy.bases import Basis, Private, Release
+from dome.privacy.bases import Basis, Release
 from dome.privacy.errors import PrivacyError
+from dome.privacy.guards import (
+    ParameterGuard,
+)
 from dome.privacy.randomness import Randomness
-from dome.privacy.refuse import check_parameters
-from dome.privacy.releases import clipped_sum_, second_moment_, without_span_
-from dome.samples import PerSample
+from dome.privacy.refuse import check_parameters, check_precision
+from dome.privacy.releases import (
+    MOMENT_SENSITIVITY,
+    clipped_sum_,
+    second_moment_,
+    without_span_,
+)
+from dome.privacy.samples import PrivateSamples
 
 if TYPE_CHECKING:
     from dome.privacy.sampling import PoissonLoader
 
-BASIS, BUDGET = "basis.", "budget."
-LOST = 1e-3  # of the samples' norms: more than rounding, less than any penalty
+BASIS, BUDGET, GUARD = "basis.", "budget.", "guard."
 
 
 class PrivateFilter(Hooked):
@@ -52,27 +59,24 @@ class PrivateFilter(Hooked):
         layout: Layout,
         basis: Basis,
         budget: Budget,
+        options: FilterOptions,
         *,
         max_grad_norm: float,
         basis_share: float,
         randomness: Randomness,
         expected_batch_size: float | None,
-        loss_reduction: str,
-        after: Downstream | Sequence[Downstream],
-        batch_dim: int | None,
     ) -> None:
         super().__init__()
         self._model, self._optimizer, self._layout = model, optimizer, layout
-        self._basis, self._budget = basis, budget
+        self._basis, self._budget, self._options = basis, budget, options
         self._max_norm, self._share = max_grad_norm, basis_share
         # Which samples are drawn must not shift the noise: seeded runs on data sets
         # that differ in one sample have the same.
         self._sampling, self._randomness = randomness.branch(), randomness
         self._expected = expected_batch_size
-        self._options = FilterOptions(
-            rank=1, loss_reduction=loss_reduction, after=after
-        )
-        self._source = PerSample(model, layout, batch_dim=batch_dim)
+        self._parameters = ParameterGuard(model, layout)
+        self._samples = PrivateSamples(model, layout, self._parameters, budget, options)
+        self._batches = self._samples.batches
         self._loader: PoissonLoader | None = None
 
     def loader(
@@ -101,6 +105,7 @@ class PrivateFilter(Hooked):
                 dataset,
                 self._budget.sample_rate,
                 self._sampling,
+                self._batches,
                 collate_fn,
                 **options,
             )
@@ -134,121 +139,112 @@ class PrivateFilter(Hooked):
         return self._budget.num_steps
 
     def epsilon(self, delta: float) -> float:
-        """What all steps so far have cost, everything that they released included."""
-        return self._budget.epsilon(delta)
+        """What all steps so far have cost, everything that they released included.
+
+        A batch that was drawn and waits for its step is in it.
+        """
+        self._check()
+        return self._budget.epsilon(delta, int(self._batches.is_waiting))
+
+    @contextmanager
+    def public_changes(self) -> Iterator[None]:
+        """Let parameters change inside, on your word that it costs no privacy.
+
+        For what comes from public data or from parameters that were released: loading
+        weights, training on public samples, averages of earlier parameters, bounds on
+        weights. Nobody can check it.
+        """
+        self._batches.check_none_waits()
+        with self._parameters.public_changes():
+            yield
+            self._batches.check_none_waits()
+
+    def _check(self) -> None:
+        """Refuse to go on with parameters that nobody has paid for."""
+        if self.is_attached:
+            check_parameters(self._optimizer, self._layout, self._model)
+            self._parameters.check()
+
+    def settle(self) -> None:
+        """Take what the optimizer made of a private gradient; called after its step."""
+        self._parameters.settle()
 
     @torch.no_grad()
     def step(self) -> None:
         """Put a private gradient in the place of ``.grad``; count its cost first."""
-        check_parameters(self._optimizer, self._layout, self._model)
-        rows = self._take()
+        check_precision(self._model)
+        self._check()
+        if self._loader is None:
+            raise PrivacyError(
+                "a step needs a Poisson batch: train on the batches of .loader(dataset)"
+            )
+        rows = self._samples.take()
         self._budget.spend()
+        self._batches.done()
         self._basis.prepare()
         U = self._basis.directions()
-        asks = self._basis.wants_moment
-        sigma, sigma_basis = self.noise_multiplier, 0.0
-        if asks:
+        C, L = self._max_norm, self.expected_batch_size
+        sigma, moment, std = self.noise_multiplier, None, 0.0
+        V = self._basis.moment_basis
+        if V is not None:
             sigma, sigma_basis = divided(self.noise_multiplier, self._share)
-        std = sigma_basis * math.sqrt(2) / self.expected_batch_size
-        moment = self._noised_moment(rows, std) if asks else None
+            std = sigma_basis * MOMENT_SENSITIVITY / L
+            moment = self._noised(second_moment_(rows, V, C).double() / C**2 / L, std)
         if U is not None and self._basis.filters_first:
             without_span_(rows, U)
-        total = clipped_sum_(rows, self._max_norm).double()
-        release = self._noised(total, sigma * self._max_norm) / self.expected_batch_size
+        release = self._noised(clipped_sum_(rows, C).double(), sigma * C) / L
         release = release.to(self._layout.dtype)
         gradient = release
         if U is not None:
             gradient = release - U @ (U.T @ release)
+        self._parameters.open()
         self._write_(pass_through(self._options.stages, gradient))
         self._basis.learn(Release(release, moment, std))
-
-    def _noised_moment(self, rows: Tensor, std: float) -> Tensor:
-        """The second moment of this batch over C² L, with its noise."""
-        U, C = cast("Private", self._basis).start, self._max_norm
-        moment = second_moment_(rows, U, C).double()
-        return self._noised(moment / C**2 / self.expected_batch_size, std)
 
     def _noised(self, total: Tensor, std: float) -> Tensor:
         noise = self._randomness.gaussian(tuple(total.shape), std)
         return total + noise.to(total.device)
 
-    def _take(self) -> Tensor:
-        """The samples (B, D) of this step, each the gradient of its own loss."""
-        if self._loader is None:
-            raise PrivacyError(
-                "a step needs a Poisson batch: train on the batches of .loader(dataset)"
-            )
-        drawn = self._loader.take()
-        passes, rows = self._source.rows.num_waiting, self._source.take()
-        found = 0 if rows is None else len(rows)
-        if found != drawn:
-            raise PrivacyError(
-                f"the batch has {drawn} samples, and backward() saw {found}: use the "
-                f"whole batch once, as it comes from .loader(dataset), and nothing else"
-            )
-        if rows is None:
-            return torch.zeros(
-                (0, self._layout.dim),
-                dtype=self._layout.dtype,
-                device=self._layout.device,
-            )
-        if passes > 1 and self._options.loss_reduction == "mean":
-            # Parts divide by their own sizes, so that one sample more would change how
-            # much the others of its part weigh: clipping bounds no such change.
-            raise PrivacyError(
-                f"backward() was called {passes} times for one step: with parts, use a "
-                f"loss that sums, and loss_reduction='sum'"
-            )
-        rows = rows.to(self._layout.dtype)
-        self._check_nothing_else(rows)
-        return rows.mul_(self._options.sample_scale(len(rows)))
-
-    def _check_nothing_else(self, rows: Tensor) -> None:
-        """Refuse a loss with terms that are no sample's, which would be lost."""
-        total = rows.sum(dim=0)
-        difference = torch.linalg.vector_norm(total - self._layout.gather())
-        size = torch.linalg.vector_norm(rows, dim=1).sum()
-        # A sample that is not finite makes this false, and is dealt with later.
-        if difference > LOST * size:
-            raise PrivacyError(
-                "part of .grad is no sample's: a penalty in the loss, or a gradient "
-                "that zero_grad() did not clear. Call zero_grad() before backward(), "
-                "and use the optimizer's weight_decay instead of a penalty"
-            )
-
     def _write_(self, gradient: Tensor) -> None:
         """Give every parameter its part, also where this batch left none.
 
-        Whether a parameter has a gradient may depend on the samples.
+        Whether a parameter has a gradient may depend on the samples. Whether it is
+        frozen does not: then it gets none, and no noise moves it.
         """
         sizes = [p.numel() for p in self._layout.parameters]
         pieces = gradient.split(sizes)
         for p, piece in zip(self._layout.parameters, pieces, strict=True):
-            p.grad = piece.view(p.shape).to(p.dtype).clone()
+            p.grad = None
+            if p.requires_grad:
+                p.grad = piece.view(p.shape).to(p.dtype).clone()
 
     def detach(self) -> None:
-        """Remove every hook; from then on training is not private."""
-        self._source.detach()
+        """Remove every hook; from then on training is not private, nor counted."""
+        self._samples.detach()
         super().detach()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Basis and cost so far; no randomness, so that no noise is used twice."""
+        self._check()
         state = states.shapes_of(self._layout)
         state |= states.with_prefix(BASIS, self._basis.state_dict())
-        state |= states.with_prefix(BUDGET, self._budget.state_dict())
+        spent = self._budget.state_dict(int(self._batches.is_waiting))
+        state |= states.with_prefix(BUDGET, spent)
+        state |= states.with_prefix(GUARD, self._parameters.state_dict())
         return state | states.stages(self._options.stages)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state, with what it has cost."""
+        """Go on from a saved state, with what it has cost, and never with less.
+
+        Load the model's state too, before or after, but before it is called.
+        """
         states.check_model(self._layout, state)
-        saved = states.below_prefix(BASIS, state)
-        own = self._basis.state_dict()
-        missing = sorted(own.keys() - saved.keys() - {"recent.0"})
-        if missing or ("basis" in own and own["basis"].shape != saved["basis"].shape):
-            raise ValueError(
-                "the checkpoint has another basis: use the same basis, rank and tracker"
-            )
-        self._basis.load_state_dict(saved)
-        self._budget.load_state_dict(states.below_prefix(BUDGET, state))
+        # Whatever is refused is refused before anything is changed.
+        ledger = self._budget.resumed(states.below_prefix(BUDGET, state))
+        self._basis.load_state_dict(states.below_prefix(BASIS, state))
+        self._budget.ledger = ledger
+        self._parameters.load_state_dict(states.below_prefix(GUARD, state))
+        for source in (self._randomness, self._sampling):
+            source.go_on(self.num_steps)
         states.load_stages(self._options.stages, state)
-        self._source.discard()
+        self._samples.discard()

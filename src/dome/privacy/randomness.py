@@ -5,6 +5,7 @@ the program sets. A ``torch.Generator`` makes them reproducible, for experiments
 whoever knows its seed, or recovers its state from outputs, can subtract the noise.
 """
 
+import hashlib
 import math
 import os
 
@@ -33,6 +34,22 @@ class Randomness:
         own = self._generator
         seed = torch.randint(2**62, (1,), generator=own, device=own.device)
         return Randomness(torch.Generator().manual_seed(int(seed)))
+
+    def go_on(self, num_steps: int) -> None:
+        """Leave the numbers to others that this source would draw again.
+
+        A run that is resumed with the seed it was started with would repeat its noise,
+        and noise that is used twice can be subtracted.
+
+        Args:
+            num_steps: How many steps the run has taken.
+        """
+        if self._generator is not None:
+            own = self._generator
+            first = torch.randint(2**62, (1,), generator=own, device=own.device)
+            mixed = hashlib.sha256(f"{int(first)} {num_steps}".encode()).digest()
+            seed = int.from_bytes(mixed[:8]) >> 1
+            self._generator = torch.Generator(own.device).manual_seed(seed)
 
     def gaussian(self, shape: tuple[int, ...], std: float) -> Tensor:
         """Independent normal numbers, float64, on the CPU (or the generator's device).

@@ -1,12 +1,15 @@
 """Models and optimizers that cannot be trained privately, refused by name."""
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dome.parameters import Layout
 from dome.privacy.errors import PrivacyError
 from dome.samples.sources.opacus import carries_grad_sample
 from dome.torch_private import AnyBatchNorm, AnyInstanceNorm
+
+LOST = 1e-3  # of the samples' norms: more than rounding, less than any penalty
 
 
 def check_model(model: nn.Module) -> None:
@@ -28,6 +31,60 @@ def check_model(model: nn.Module) -> None:
                 f"{where} keeps statistics of private samples without noise: make it "
                 f"with track_running_stats=False"
             )
+        if getattr(module, "max_norm", None) is not None:
+            raise PrivacyError(
+                f"{where} shortens the rows that a batch asks for (max_norm), without "
+                f"noise, which shows what samples contain: make it without max_norm"
+            )
+    check_precision(model)
+
+
+def check_precision(model: nn.Module) -> None:
+    """Refuse 16 bits: there a sample's gradient depends on how many others there are.
+
+    A mean divides by the batch size before the gradient is rounded, and the rows of all
+    samples move when one more joins.
+    """
+    for name, t in [*model.named_parameters(), *model.named_buffers()]:
+        if is_short(t.dtype):
+            raise PrivacyError(
+                f"{name!r} has 16 bits ({t.dtype}): rounding to them depends on the "
+                f"batch size, so that one sample more would move the gradients of all "
+                f"others. Train in float32: model.float()"
+            )
+
+
+def is_short(dtype: torch.dtype) -> bool:
+    """Whether numbers of this type have fewer than 32 bits."""
+    return dtype.is_floating_point and dtype.itemsize < 4
+
+
+def check_no_autocast(device: torch.device) -> None:
+    """Refuse a call of the model under autocast, which computes in 16 bits."""
+    if torch.is_autocast_enabled(device.type):
+        raise PrivacyError(
+            "the model is called under autocast, in 16 bits: rounding to them depends "
+            "on the batch size, so that one sample more would move the gradients of "
+            "all others. Leave autocast out"
+        )
+
+
+def check_nothing_else(rows: Tensor, gradient: Tensor) -> None:
+    """Refuse a loss with terms that are no sample's, which would be lost.
+
+    Args:
+        rows: The samples as they were captured, shape (B, D).
+        gradient: What autograd made of the loss, shape (D,).
+    """
+    difference = torch.linalg.vector_norm(rows.sum(dim=0) - gradient)
+    size = torch.linalg.vector_norm(rows, dim=1).sum()
+    # A sample that is not finite makes this false, and is dealt with later.
+    if difference > LOST * size:
+        raise PrivacyError(
+            "part of .grad is no sample's: a penalty in the loss, or a gradient "
+            "that zero_grad() did not clear. Call zero_grad() before backward(), "
+            "and use the optimizer's weight_decay instead of a penalty"
+        )
 
 
 def check_parameters(optimizer: Optimizer, layout: Layout, model: nn.Module) -> None:

@@ -5,9 +5,12 @@ clipping norm. Sensitivity: how far a sum moves, in Euclidean (Frobenius) norm, 
 sample joins the batch or leaves it. docs/privacy.md has the derivations.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
+MOMENT_SENSITIVITY = math.sqrt(2)  # of ``second_moment_``, in units of C²
 # Rounding of a norm and of a scaled row must not carry it beyond C.
 SAFETY = 1e-6
 ROWS_AT_ONCE = 4

@@ -4,7 +4,6 @@ The accountants assume this, and nothing else will do: shuffled batches of fixed
 have another, larger epsilon. Opacus' collation gives empty batches their shape.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -14,11 +13,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data import default_collate as torch_collate
 
 from dome.privacy.errors import PrivacyError
+from dome.privacy.guards import BatchGuard, Marks, marks_of
 from dome.privacy.randomness import Randomness
 
 
 class PoissonSampler:
-    """Lists of indices, one a batch; remembers how long each was.
+    """Lists of indices, one a batch.
 
     As Opacus' ``UniformWithReplacementSampler``, but drawn from the operating system's
     generator where no other is given; a torch generator takes 32 bits of its seed.
@@ -34,31 +34,29 @@ class PoissonSampler:
     ) -> None:
         self._num_samples, self._sample_rate = num_samples, sample_rate
         self._randomness = randomness
-        self.sizes: deque[int] = deque()
 
     def __len__(self) -> int:
         # A rounding error must not take a batch from 1 / 0.2 of them.
         return int(1 / self._sample_rate + 1e-9)
 
     def __iter__(self) -> Iterator[list[int]]:
-        self.sizes.clear()
         for _ in range(len(self)):
             drawn = self._randomness.uniform(self._num_samples) < self._sample_rate
-            indices = drawn.nonzero().flatten().tolist()
-            self.sizes.append(len(indices))
-            yield indices
+            yield drawn.nonzero().flatten().tolist()
 
 
 class PoissonLoader:
     """Batches for private training; one pass has 1 / sample_rate of them.
 
-    The filter asks it how many samples the batch of a step has, so that a step with
-    other samples, or a batch without a step, is noticed.
+    Every batch is shown to a guard before it is handed out, so that a step with other
+    samples, or a batch without a step, is noticed; whatever number of iterators there
+    are.
 
     Args:
         dataset: What is kept private; it has a length.
         sample_rate: Probability that a sample is in a batch.
         randomness: Draws the decisions.
+        guard: Is shown every batch.
         collate_fn: Makes a batch of samples, as in ``DataLoader``.
         **options: Those of ``DataLoader`` that do not choose samples.
     """
@@ -68,11 +66,12 @@ class PoissonLoader:
         dataset: Dataset[Any],
         sample_rate: float,
         randomness: Randomness,
+        guard: BatchGuard,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         **options: Any,  # noqa: ANN401 (DataLoader names and checks them)
     ) -> None:
         _check_options(dataset, options)
-        self.dataset = dataset
+        self.dataset, self._guard = dataset, guard
         self._sampler = PoissonSampler(
             len(cast("Any", dataset)), sample_rate, randomness
         )
@@ -85,11 +84,10 @@ class PoissonLoader:
         self._loader = DataLoader(
             dataset,
             batch_sampler=cast("Any", self._sampler),
-            collate_fn=collate,
+            collate_fn=_Marked(collate),
             generator=seeds,
             **options,
         )
-        self._waiting: int | None = None
 
     @property
     def num_samples(self) -> int:
@@ -100,30 +98,20 @@ class PoissonLoader:
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        self._waiting = None
-        for batch in self._loader:
-            if self._waiting is not None:
-                self._waiting = None
-                raise PrivacyError(
-                    "a batch was drawn and no step was taken with it: whether a step "
-                    "is taken would tell about its samples. Call optimizer.step() for "
-                    "every batch, also for an empty one"
-                )
-            # Workers fetch ahead, in order: sizes are taken in the same order.
-            self._waiting = self._sampler.sizes.popleft()
+        for marks, batch in self._loader:
+            self._guard.draw(marks, batch)
             yield batch
 
-    def take(self) -> int:
-        """Size of the batch that is being trained on; a second call is refused."""
-        if self._waiting is None:
-            raise PrivacyError(
-                "optimizer.step() without a batch of its own: every step takes one "
-                "batch from .loader(dataset), because the accountant assumes Poisson "
-                "sampling. A closure that is called twice, or a step outside the loop, "
-                "would release a batch again without counting it"
-            )
-        size, self._waiting = self._waiting, None
-        return size
+
+class _Marked:
+    """A collation that says by what a batch is known again, in whatever process."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> tuple[Marks, Any]:
+        batch = self._collate(samples)
+        return marks_of(len(samples), batch), batch
 
 
 def _check_options(dataset: Dataset[Any], options: dict[str, Any]) -> None:

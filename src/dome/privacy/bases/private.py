@@ -7,9 +7,10 @@ method" (2014), on the average of Algorithm 2.
 import torch
 from torch import Tensor
 
-from dome.privacy.bases.protocol import Release
+from dome.privacy.bases.protocol import Release, another_basis
 
 SEED = 0x646F6D65  # of the first basis
+ORTHONORMAL = 1e-3  # what float32 and thousands of QR decompositions stay far below
 
 
 class Private:
@@ -52,12 +53,12 @@ class Private:
         self._num_steps = self._num_updates = 0
 
     @property
-    def wants_moment(self) -> bool:
-        """Whether this is an n-th step."""
-        return self._num_steps % self._update_every == 0
+    def moment_basis(self) -> Tensor | None:
+        """``start`` on every n-th step."""
+        return None if self._num_steps % self._update_every else self._basis
 
     def prepare(self) -> None:
-        """Nothing."""
+        """All it learns from is there already."""
 
     def directions(self) -> Tensor | None:
         """U of the releases so far; ``start`` before there are any."""
@@ -95,7 +96,23 @@ class Private:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from a saved state."""
+        """Go on from a saved state.
+
+        The sensitivity of the next second moment needs orthonormal columns: a state
+        without them is refused.
+        """
+        if state.keys() != self.state_dict().keys():
+            raise ValueError(another_basis())
+        if state["basis"].shape != self._basis.shape:
+            raise ValueError(another_basis())
+        U = state["basis"].double()
+        error = (U.T @ U - torch.eye(U.shape[1], dtype=U.dtype)).abs().max()
+        if not error < ORTHONORMAL:
+            raise ValueError(
+                f"the checkpoint's basis has columns that are not orthonormal (off by "
+                f"{error:.2g}), and what a sample moves would not be bounded: the file "
+                f"is damaged"
+            )
         self._basis = state["basis"].to(self._basis, copy=True)
         self._norms = state["norms"].to(self._norms, copy=True)
         self._num_steps = int(state["num_steps"])

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from dome.privacy.errors import PrivacyError
+from dome.trackers import Tracker
 
 BASES = ("public", "released", "private")
 
@@ -38,8 +39,8 @@ class Basis(Protocol):
         """Whether samples are filtered before they are clipped, or sums after noise."""
 
     @property
-    def wants_moment(self) -> bool:
-        """Whether this step also releases a second moment, of private samples."""
+    def moment_basis(self) -> Tensor | None:
+        """U (D, K) of the second moment that a step releases as well; None without."""
 
     def prepare(self) -> None:
         """Get ready for a step; nothing of its samples is known."""
@@ -54,31 +55,46 @@ class Basis(Protocol):
         """Everything needed to go on, as tensors."""
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from a saved state."""
+        """Go on from a saved state; that of another basis changes nothing here."""
 
 
 class Nothing:
     """No directions: plain DP-SGD."""
 
     filters_first = True
-    wants_moment = False
+    moment_basis = None
 
     def prepare(self) -> None:
-        """Nothing."""
+        """There is nothing to prepare."""
 
     def directions(self) -> Tensor | None:
-        """None."""
+        """None: nothing is removed."""
         return None
 
     def learn(self, release: Release) -> None:
-        """Nothing."""
+        """There is nothing to turn."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Empty."""
+        """An empty dictionary."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Nothing."""
+        """Refuse the state of a basis that there is."""
+        if state:
+            raise ValueError(another_basis())
+
+
+def load_tracker(tracker: Tracker, state: dict[str, Tensor]) -> None:
+    """Give a basis' tracker its state back, or say that it is another's."""
+    try:
+        tracker.load_state_dict(state)
+    except (KeyError, ValueError) as error:
+        raise ValueError(another_basis()) from error
+
+
+def another_basis() -> str:
+    """The sentence for a state that another basis has written."""
+    return "the checkpoint has another basis: use the same basis, rank and tracker"
 
 
 def check_basis(basis: Any) -> None:  # noqa: ANN401 (anything may be passed)

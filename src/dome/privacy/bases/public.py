@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from dome.privacy.bases.protocol import Release
+from dome.privacy.bases.protocol import Release, another_basis, load_tracker
 from dome.samples import per_sample_gradients
 from dome.trackers import Tracker
 
+NUM_STEPS = "num_steps"
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -24,7 +25,7 @@ class Public:
     """
 
     filters_first = True
-    wants_moment = False
+    moment_basis = None
 
     def __init__(
         self,
@@ -60,14 +61,17 @@ class Public:
         return self._tracker.basis
 
     def learn(self, release: Release) -> None:
-        """Nothing: public samples are all it knows."""
+        """Releases teach it nothing: public samples are all it knows."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """The tracker's state."""
-        number = {"num_steps": torch.tensor(self._num_steps)}
+        number = {NUM_STEPS: torch.tensor(self._num_steps)}
         return self._tracker.state_dict() | number
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on; the public loader starts from its beginning."""
-        self._tracker.load_state_dict(state)
-        self._num_steps = int(state["num_steps"])
+        if NUM_STEPS not in state:
+            raise ValueError(another_basis())
+        own = {name: value for name, value in state.items() if name != NUM_STEPS}
+        load_tracker(self._tracker, own)
+        self._num_steps = int(state[NUM_STEPS])

@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
-from dome.privacy.bases.protocol import Release
+from dome.privacy.bases.protocol import Release, another_basis, load_tracker
 from dome.trackers import Tracker
+
+NUM_RELEASED, NUM_WINDOWS, RECENT = "num_released", "num_windows", "recent."
 
 
 class Released:
@@ -21,7 +23,7 @@ class Released:
         update_every: Learns on every n-th step.
     """
 
-    wants_moment = False
+    moment_basis = None
 
     def __init__(
         self, tracker: Tracker, window: int = 8, update_every: int = 1
@@ -38,7 +40,7 @@ class Released:
         return self._num_steps % self._update_every != 0
 
     def prepare(self) -> None:
-        """Nothing."""
+        """All it learns from is there already."""
 
     def directions(self) -> Tensor | None:
         """U of the tracker, once it has seen releases."""
@@ -57,18 +59,20 @@ class Released:
     def state_dict(self) -> dict[str, Tensor]:
         """The tracker's state, and the releases that wait."""
         own = {
-            "num_released": torch.tensor(self._num_steps),
-            "num_windows": torch.tensor(self._num_updates),
+            NUM_RELEASED: torch.tensor(self._num_steps),
+            NUM_WINDOWS: torch.tensor(self._num_updates),
         }
-        waiting = {f"recent.{i}": r.clone() for i, r in enumerate(self._recent)}
+        waiting = {f"{RECENT}{i}": r.clone() for i, r in enumerate(self._recent)}
         return self._tracker.state_dict() | own | waiting
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on with the releases that were waiting."""
-        self._tracker.load_state_dict(
-            {k: v for k, v in state.items() if not k.startswith("recent.")}
-        )
-        self._num_steps = int(state["num_released"])
-        self._num_updates = int(state["num_windows"])
-        count = sum(key.startswith("recent.") for key in state)
-        self._recent = [state[f"recent.{i}"].clone() for i in range(count)]
+        waiting = {name for name in state if name.startswith(RECENT)}
+        own = {NUM_RELEASED, NUM_WINDOWS}
+        if not own <= state.keys():
+            raise ValueError(another_basis())
+        followed = state.keys() - own - waiting
+        load_tracker(self._tracker, {name: state[name] for name in followed})
+        self._num_steps = int(state[NUM_RELEASED])
+        self._num_updates = int(state[NUM_WINDOWS])
+        self._recent = [state[f"{RECENT}{i}"].clone() for i in range(len(waiting))]
