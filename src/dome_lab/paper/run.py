@@ -29,6 +29,7 @@ COMPRESSORS = (
 )
 BASES = ("public", "released", "private")
 STREAMS = ("split", "permuted")
+SPLITS = ("test", "validation")
 
 _CHOICES = {
     "optimizer": OPTIMIZERS,
@@ -38,6 +39,7 @@ _CHOICES = {
     "compressor": COMPRESSORS,
     "basis": (None, *BASES),
     "stream": (None, *STREAMS),
+    "split": SPLITS,
 }
 _AT_LEAST = {
     "seed": 0,
@@ -92,6 +94,9 @@ class Run:
         stream: How a task is made into several, one after the other
             (``continual.py``): "split" by classes, or pixels "permuted".
         penalty: Strength of elastic weight consolidation; None does without.
+        split: What accuracy is measured on: "test" samples, or as many for
+            "validation", which are training samples of the data set that this run does
+            not train on. What is chosen by them is judged by the others.
     """
 
     task: str
@@ -119,6 +124,7 @@ class Run:
     max_grad_norm: float | None = None
     stream: str | None = None
     penalty: float | None = None
+    split: str = "test"
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
