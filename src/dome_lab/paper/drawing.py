@@ -48,6 +48,7 @@ NAMES = {
     "tanh_cnn": "small tanh CNN",
     "mlp": "MLP",
     "sgd": "SGD",
+    "ema": "averaging momentum",
     "adam": "Adam",
 }
 _NOTED = {  # what a note says of a column that is not as in the paper

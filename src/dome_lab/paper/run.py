@@ -12,7 +12,7 @@ from difflib import get_close_matches
 Value = str | int | float | bool | list[float] | None  # a list is a spectrum
 
 PLAIN, FILTERED = "plain", "filtered"
-OPTIMIZERS = ("sgd", "adam")
+OPTIMIZERS = ("sgd", "ema", "adam")
 REMOVES = ("nothing", "span", "rest", "uncoded", "hessian")
 TRACKERS = ("power", "svd")
 LAYOUTS = ("global", "layerwise")
@@ -69,9 +69,10 @@ class Run:
         seed: Of initial weights, sample order, sketch noise and first basis.
         batch_size: Samples a step; a short last batch is left out.
         epochs: Passes over the training samples.
-        optimizer: "sgd" or "adam".
+        optimizer: "sgd", "adam", or "ema": momentum as a bias-corrected average, the
+            paper's Algorithm 1 (``optimizers.py``).
         lr: Learning rate.
-        momentum: Of "sgd".
+        momentum: Of "sgd" and "ema".
         num_train: Take this many training samples, the same for every seed; None: all.
         num_test: Take this many test samples; None: all.
         num_classes: Take the first classes only; None: all.
@@ -138,9 +139,9 @@ class Run:
             raise ValueError(f"lr must be a positive number, got {self.lr}")
         if self.forget is not None and not 0 < self.forget < 1:
             raise ValueError(f"forget must lie between 0 and 1, got {self.forget}")
-        if self.momentum and (self.optimizer != "sgd" or self.momentum >= 1):
+        if self.momentum and (self.optimizer == "adam" or self.momentum >= 1):
             raise ValueError(
-                f"momentum is sgd's and lies in [0, 1), got {self.momentum} "
+                f"momentum is sgd's or ema's and lies in [0, 1), got {self.momentum} "
                 f"with {self.optimizer}"
             )
         if self.num_train is not None:

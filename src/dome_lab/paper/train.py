@@ -14,12 +14,12 @@ import torch
 from sklearn.metrics import f1_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import SGD, Adam, Optimizer
 
 import dome
 from dome_lab.paper.arms import Arm
 from dome_lab.paper.device import training_device
 from dome_lab.paper.models import MODELS
+from dome_lab.paper.optimizers import make_optimizer
 from dome_lab.paper.randomness import INITIAL_WEIGHTS, SAMPLE_ORDER, generator
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run, check_batch_size, check_name
@@ -210,13 +210,6 @@ def _steps(model: nn.Module, task: Task, run: Run) -> Iterator[Step]:
                 arm.filter,
             )
     arm.detach()
-
-
-def make_optimizer(model: nn.Module, run: Run) -> Optimizer:
-    """The optimizer of a run."""
-    if run.optimizer == "adam":
-        return Adam(model.parameters(), lr=run.lr)
-    return SGD(model.parameters(), lr=run.lr, momentum=run.momentum)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
