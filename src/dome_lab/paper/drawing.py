@@ -186,7 +186,7 @@ def add_note(figure: Figure, *sentences: str) -> None:
 def statistics_note(rows: Sequence[Row], confidence: float) -> str:
     """How many seeds there are, and what is shaded."""
     num_seeds = len({row["seed"] for row in rows})
-    return f"Mean of {num_seeds} seeds; shaded: {confidence:.0%} bootstrap interval."
+    return f"Mean of {num_seeds} seeds; shaded: {confidence:.0%} t interval."
 
 
 def scale_note(

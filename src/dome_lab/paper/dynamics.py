@@ -4,7 +4,8 @@ The rows hold one pair of arms a seed. In the arm called plain the tracker only 
 so that the fraction is known there too.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,16 +13,34 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing
-from dome_lab.paper.claims import Claim, Finding, above, claim, missing, paired
+from dome_lab.paper.claims import (
+    Claim,
+    Finding,
+    below,
+    claim,
+    correlated,
+    missing,
+    paired,
+)
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
-from dome_lab.paper.series import averages, curves, ends, select, stacked
-from dome_lab.paper.statistics import bootstrap_band, rank_correlation
+from dome_lab.paper.series import (
+    Curves,
+    averages,
+    curves,
+    ends,
+    number,
+    select,
+    stacked,
+)
+from dome_lab.paper.statistics import Array, rank_correlation, student_band
 
 LOSS_MARGIN = 0.05  # of the plain loss
 SCORE_MARGIN = 0.02  # accuracy or macro-F1
 FOLLOWS = 0.8  # rank correlation above which the fraction follows the loss
 FEWEST_EPOCHS = 5  # that a rank correlation is worth computing for
+MOST = 0.5  # of ‖g‖: if less than this is kept, most of it is removed
+SETTLED = 1500  # steps after which ρ is told again: what the first ones do is left out
 SCORES = {"test_accuracy": "test accuracy", "test_macro_f1": "macro-F1"}
 
 
@@ -62,7 +81,7 @@ def draw_panels(
         for arm in (PLAIN, FILTERED):
             values = stacked(curves(select(rows, arm=arm), column))
             epochs = np.arange(1, values.shape[1] + 1)
-            drawing.draw_band(one, epochs, bootstrap_band(values, confidence), arm)
+            drawing.draw_band(one, epochs, student_band(values, confidence), arm)
         drawing.label(one, "epoch", title)
         drawing.epochs_below(one)
 
@@ -102,14 +121,51 @@ def judge_convergence(
     ]
 
 
-def judge_fraction(figure: str, groups: dict[str, list[Row]]) -> Claim:
-    """Whether the fraction follows the training loss along the unfiltered runs."""
+def judge_fraction(figure: str, groups: dict[str, list[Row]]) -> list[Claim]:
+    """Whether the fraction follows the training loss, and how large it is."""
+    everywhere = " at every batch size" if len(groups) > 1 else ""
+    return [
+        claim(
+            figure,
+            "fraction follows loss",
+            "Along the unfiltered run, Spearman's ρ over epochs of fraction and "
+            f"training loss is above {FOLLOWS}{everywhere}.",
+            [_correlation(prefix, rows) for prefix, rows in groups.items()],
+        ),
+        claim(
+            figure,
+            "fraction higher in filtered runs",
+            "Before filtering, the fraction of filtered runs, mean over epochs, is "
+            f"above that of unfiltered ones{everywhere}.",
+            [_higher(prefix, rows) for prefix, rows in groups.items()],
+        ),
+        claim(
+            figure,
+            "most of the norm is removed",
+            f"Less than {MOST} of the batch gradient's norm is kept, mean over "
+            f"epochs{everywhere}.",
+            [_kept(prefix, rows) for prefix, rows in groups.items()],
+        ),
+    ]
+
+
+def judge_similar_end(figure: str, rows: Sequence[Row], score: str) -> Claim:
+    """Whether both arms end with a similar score."""
+    name = SCORES[score]
     return claim(
         figure,
-        "fraction follows loss",
-        "Along the unfiltered run, Spearman's ρ over epochs of fraction and training "
-        f"loss is above {FOLLOWS}.",
-        [_correlation(prefix, rows) for prefix, rows in groups.items()],
+        f"{name} becomes similar",
+        f"After the last epoch the {name} of both arms differs by less than "
+        f"{SCORE_MARGIN}.",
+        [
+            paired(
+                f"change of the last {name}",
+                ends(select(rows, arm=FILTERED), score),
+                ends(select(rows, arm=PLAIN), score),
+                -SCORE_MARGIN,
+                SCORE_MARGIN,
+            )
+        ],
     )
 
 
@@ -147,12 +203,54 @@ def _correlation(prefix: str, rows: Sequence[Row]) -> Finding:
     num_epochs = min((len(run) for run in loss.values()), default=0)
     if num_epochs < FEWEST_EPOCHS:
         return replace(missing(name), words=f"{name}: {num_epochs} epochs are too few")
-    finding = above(
-        name, [rank_correlation(fraction[s], loss[s]) for s in loss], FOLLOWS
-    )
+    values = [rank_correlation(fraction[s], loss[s]) for s in loss]
+    finding = correlated(name, values, num_epochs, FOLLOWS)
     averaged = rank_correlation(
         stacked(fraction).mean(axis=0), stacked(loss).mean(axis=0)
     )
-    extra = {f"{name}, averaged curves": averaged}
-    words = f"{finding.words}, {averaged:.3g} for the averaged curves"
-    return replace(finding, numbers=finding.numbers | extra, words=words)
+    told = {
+        "averaged curves": averaged,
+        "first differences": _mean_correlation(fraction, loss, np.diff),
+        f"from step {SETTLED:,} on": _mean_correlation(
+            fraction, loss, lambda run: run[_settled(plain) :]
+        ),
+    }
+    told = {what: rho for what, rho in told.items() if math.isfinite(rho)}
+    words = [f"{rho:.3g} for {what}" for what, rho in told.items()]
+    return replace(
+        finding,
+        numbers=finding.numbers | {f"{name}, {what}": r for what, r in told.items()},
+        words=", ".join([finding.words, *words]),
+    )
+
+
+def _mean_correlation(
+    fraction: Curves, loss: Curves, part: Callable[[Array], Array]
+) -> float:
+    """Spearman's ρ of a part of both curves, mean over seeds; NaN if it is short."""
+    found = [(part(fraction[seed]), part(loss[seed])) for seed in loss]
+    if min(len(x) for x, _ in found) < FEWEST_EPOCHS:
+        return math.nan
+    return sum(rank_correlation(x, y) for x, y in found) / len(found)
+
+
+def _settled(rows: Sequence[Row]) -> int:
+    """How many epochs the first steps take; all if it is not known of how many."""
+    num_train, batch_size = rows[0].get("num_train"), number(rows[0], "batch_size")
+    if not isinstance(num_train, int):
+        return len(rows)
+    return math.ceil(SETTLED / (num_train // batch_size))
+
+
+def _higher(prefix: str, rows: Sequence[Row]) -> Finding:
+    return paired(
+        f"{prefix}change of the fraction",
+        averages(select(rows, arm=FILTERED), "fraction"),
+        averages(select(rows, arm=PLAIN), "fraction"),
+        low=0,
+    )
+
+
+def _kept(prefix: str, rows: Sequence[Row]) -> Finding:
+    kept = averages(select(rows, arm=FILTERED), "kept_norm")
+    return below(f"{prefix}kept of the norm", list(kept.values()), MOST)

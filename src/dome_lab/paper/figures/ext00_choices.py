@@ -100,7 +100,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         axes.set_yticks(height, shown)
         drawing.label(axes, "test accuracy", "", f"rate {rate:,g}")
     drawing.add_title(figure, rows)
-    note = f"Mean of {len(distinct(rows, 'seed'))} seeds; bars: 95% bootstrap interval."
+    note = f"Mean of {len(distinct(rows, 'seed'))} seeds; bars: 95% t interval."
     drawing.add_note(
         figure, note, drawing.scale_note(rows, fig03.PAPER, varied=["rank"])
     )

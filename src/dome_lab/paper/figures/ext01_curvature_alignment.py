@@ -34,7 +34,7 @@ from dome_lab.paper.series import (
     select,
     stacked,
 )
-from dome_lab.paper.statistics import bootstrap_band
+from dome_lab.paper.statistics import student_band
 
 PAPER = Run(
     task="mnist",
@@ -192,7 +192,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row]) -> None:
             drawing.draw_line(
                 axes,
                 distinct(mine, "step"),
-                bootstrap_band(stacked(curves(mine, "overlap")), CONFIDENCE),
+                student_band(stacked(curves(mine, "overlap")), CONFIDENCE),
                 colour,
                 linestyle=dash,
                 marker="o",

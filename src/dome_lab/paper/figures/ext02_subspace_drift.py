@@ -25,7 +25,7 @@ from dome_lab.paper.looking import COVARIANCE, TRACKED
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
 from dome_lab.paper.series import distinct, ends, number, select
-from dome_lab.paper.statistics import bootstrap_band
+from dome_lab.paper.statistics import student_band
 from dome_lab.paper.tolerance import joined
 
 PAPER = ext01.PAPER
@@ -154,7 +154,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row]) -> None:
         values = [
             list(ends(select(mine, lag=int(n)), "overlap").values()) for n in lags
         ]
-        bands = [bootstrap_band(np.array(v)[:, None], CONFIDENCE) for v in values]
+        bands = [student_band(np.array(v)[:, None], CONFIDENCE) for v in values]
         drawing.draw_line(
             axes,
             lags,

@@ -26,7 +26,7 @@ from dome_lab.paper.outliers import CURVATURE_SAMPLES
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
 from dome_lab.paper.series import averages, curves, ends, number, select, stacked
-from dome_lab.paper.statistics import bootstrap_band
+from dome_lab.paper.statistics import student_band
 from dome_lab.paper.tolerance import joined
 from dome_lab.paper.train import compute_run
 
@@ -97,7 +97,7 @@ def draw(rows: Sequence[Row]) -> Figure:
             drawing.draw_line(
                 axes,
                 steps,
-                bootstrap_band(values, CONFIDENCE),
+                student_band(values, CONFIDENCE),
                 COLOURS[arm],
                 linestyle=STYLES[arm],
                 label=arm,
@@ -201,7 +201,7 @@ def _draw_costs(axes: Axes, arms: dict[str, list[Row]]) -> None:
         arm: np.array(list(averages(mine, TIME).values())) / _steps_an_epoch(mine[0])
         for arm, mine in arms.items()
     }
-    bands = [bootstrap_band(1e3 * v[:, None], CONFIDENCE) for v in values.values()]
+    bands = [student_band(1e3 * v[:, None], CONFIDENCE) for v in values.values()]
     height = np.arange(len(arms), 0.0, -1)
     drawing.draw_dots(axes, joined(bands), height, [COLOURS[arm] for arm in arms])
     axes.set_yticks(height, list(arms))

@@ -95,9 +95,9 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
-    """Convergence, and whether the fraction follows the loss."""
+    """Convergence, and what the fraction does."""
     group = {"": list(rows)}
     return [
         *judge_convergence("fig02", group, "test_accuracy"),
-        judge_fraction("fig02", group),
+        *judge_fraction("fig02", group),
     ]

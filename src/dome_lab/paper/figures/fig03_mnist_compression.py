@@ -1,6 +1,6 @@
 """Test accuracy on MNIST by compression rate, Adam with and without the filter.
 
-Claims: equal at low compression; far ahead at high compression.
+Claims: similar at low compression; ahead at high compression.
 
 Scale cpu: 2,500 training and 2,000 test images, B = 32, 6 epochs (468 steps), rates
 none, 10, 100 and 1,000, 3 seeds. Measured: 28 minutes for all runs one after the other,
@@ -99,5 +99,5 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
-    """Equal at low compression, far ahead at high."""
+    """Similar at low compression, ahead at high."""
     return judge_tolerance("fig03", rows)

@@ -84,7 +84,7 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
-    """Equal at low compression, far ahead at high, on each data set."""
+    """Similar at low compression, ahead at high, on each data set."""
     return [
         one
         for name, half in _halves(rows).items()

@@ -21,7 +21,7 @@ from dome_lab.paper.figures import fig01_cifar10_dynamics as fig01
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
 from dome_lab.paper.series import curves, distinct, select, stacked
-from dome_lab.paper.statistics import bootstrap_band
+from dome_lab.paper.statistics import student_band
 from dome_lab.paper.tolerance import joined
 from dome_lab.paper.train import compute_run
 
@@ -75,7 +75,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     sizes = distinct(rows, "batch_size")
     for arm in (PLAIN, FILTERED):
         points = [
-            bootstrap_band(
+            student_band(
                 np.array(list(best_epoch(rows, arm, size).values()))[:, None],
                 CONFIDENCE,
             )

@@ -65,7 +65,7 @@ def judge(rows: Sequence[Row]) -> list[Claim]:
     groups = {f"{name}: ": group for name, group in _groups(rows).items()}
     return [
         *judge_convergence("fig10", groups, SCORE),
-        judge_fraction("fig10", groups),
+        *judge_fraction("fig10", groups),
     ]
 
 

@@ -94,7 +94,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     drawing.add_title(figure, rows, panels[0])
     num_seeds = len(distinct(rows, "seed"))
     note = (
-        f"Mean of {num_seeds} seeds; bars: 95% bootstrap interval. In brackets: how "
+        f"Mean of {num_seeds} seeds; bars: 95% t interval. In brackets: how "
         f"many times fewer bits than {NUMBER_BITS} a parameter."
     )
     drawing.add_note(figure, note, drawing.scale_note(rows, fig03.PAPER))

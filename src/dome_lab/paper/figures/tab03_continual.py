@@ -29,7 +29,7 @@ from dome_lab.paper.continual import compute_continual
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, STREAMS, Run
 from dome_lab.paper.series import curves, ends, select, stacked
-from dome_lab.paper.statistics import bootstrap_band
+from dome_lab.paper.statistics import student_band
 
 CONFIDENCE = 0.95
 PAPER = Run(
@@ -125,7 +125,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     for axes, stream in zip(panels, STREAMS, strict=True):
         for name, mine in _arms(rows, stream).items():
             runs = stacked(curves(mine, "test_accuracy"))
-            band = bootstrap_band(runs, CONFIDENCE)
+            band = student_band(runs, CONFIDENCE)
             x = np.arange(1, runs.shape[1] + 1)
             style: dict[str, Any] = {"color": COLOURS[name], "linestyle": LINES[name]}
             axes.plot(x, band.mean, label=name, linewidth=1.3, **style)

@@ -44,7 +44,7 @@ def test_an_arm_without_a_tracker_says_nothing_about_the_rank():
 
 
 def test_the_interval_is_named_with_its_confidence():
-    expected = "Mean of 3 seeds; shaded: 99% bootstrap interval."
+    expected = "Mean of 3 seeds; shaded: 99% t interval."
     assert statistics_note(seeds(RUN), 0.99) == expected
 
 

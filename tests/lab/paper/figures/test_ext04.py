@@ -25,18 +25,23 @@ def made_run(run):
             accuracy, seconds = (0.1 * epoch if is_best else 0.2), 1.0
         yield run.columns() | {
             "epoch": epoch,
-            "test_accuracy": accuracy + 0.001 * run.seed * epoch / run.epochs,
+            "test_accuracy": accuracy + 0.001 * run.seed * (epoch / run.epochs) ** 2,
             "processor_seconds": seconds,
         }
 
 
 @pytest.fixture(scope="module")
 def rows():
-    return list(
-        staged_rows(
-            ext04.runs(CONFIG), lambda found: ext04.later_runs(CONFIG, found), made_run
-        )
+    made = staged_rows(
+        ext04.runs(CONFIG), lambda found: ext04.later_runs(CONFIG, found), made_run
     )
+    # A seed of one arm is moved: seeds that agree to the last digit have no interval.
+    return [
+        row | {"test_accuracy": row["test_accuracy"] + 0.01}
+        if (row["seed"], row["arm"]) == (1, "filtered")
+        else row
+        for row in made
+    ]
 
 
 def test_seeds_that_choose_are_not_judged_and_choose_on_validation(rows):
@@ -57,15 +62,15 @@ def test_each_arm_has_its_own_rate_and_the_longer_one_another(rows):
 
 def test_arms_are_compared_after_as_many_epochs_and_after_as_many_seconds(rows):
     by_bytes, by_seconds, _ = ext04.judge(rows)
-    assert by_bytes.numbers["gain"] == pytest.approx(0.4)
+    assert by_bytes.numbers["gain"] == pytest.approx(0.4, abs=0.01)
     assert by_bytes.verdict == HOLDS
-    assert by_seconds.numbers["gain"] == pytest.approx(0.0, abs=1e-12)
+    assert by_seconds.numbers["gain"] == pytest.approx(0.0, abs=0.01)
     assert by_seconds.verdict != HOLDS
 
 
 def test_a_filter_that_is_behind_is_said_to_be(rows):
     worse = [
-        row | {"test_accuracy": 0.1 + 0.001 * row["seed"]}
+        row | {"test_accuracy": 0.1 - 0.003 * row["seed"] ** 2}
         if row["arm"] == "filtered"
         else row
         for row in rows
@@ -86,7 +91,7 @@ def test_where_one_rate_is_best_for_both_the_longer_runs_serve_both():
         )
     )
     assert case.plain is not case.filtered
-    assert case.plain_ends() == pytest.approx({0: 0.2, 1: 0.2005, 2: 0.201})
+    assert case.plain_ends() == pytest.approx({0: 0.2, 1: 0.20025, 2: 0.2005})
 
 
 def test_both_data_sets_have_every_rate_and_sgd_has_two():
