@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 import dome
 from dome.parameters import Layout
 from dome_lab.paper.compressors import make_compressor, times_fewer_bits
+from dome_lab.paper.controls import control_of
 from dome_lab.paper.outliers import CURVATURE_SAMPLES, HessianOutliers
 from dome_lab.paper.randomness import FIRST_BASIS, generator
 from dome_lab.paper.run import Run
@@ -43,7 +44,10 @@ class Arm:
         self._filter: dome.GradientFilter | None = None
         self._kept_norm: Tensor | None = None
         self._num_skipped = 0
-        if run.rank is None:
+        self._change = control_of(model, self._layout, optimizer, run)
+        if self._change is not None:
+            optimizer.register_step_pre_hook(self._change_by_hand)
+        elif run.rank is None:
             if run.rate is not None:
                 optimizer.register_step_pre_hook(self._compress)
         elif run.removes == "hessian":
@@ -53,7 +57,7 @@ class Arm:
             self._filter = dome.GradientFilter(model, run.rank, **_options(run))
             optimizer.register_step_pre_hook(self._send_by_hand)
         else:
-            strength = 1.0 if run.removes == "span" else 0.0
+            strength = run.strength if run.removes == "span" else 0.0
             after = () if self._compressor is None else (self._compressor,)
             self._filter = dome.attach(
                 model,
@@ -116,6 +120,15 @@ class Arm:
         self._kept_norm = torch.linalg.vector_norm(outside)
         self._kept_norm /= torch.linalg.vector_norm(gradient)
         self._layout.scatter_(self._sketch(outside))
+
+    def _change_by_hand(self, *_: Any) -> None:  # noqa: ANN401 - what torch gives
+        if self._change is None:
+            raise RuntimeError("this arm has no control")
+        gradient = self._layout.gather()
+        changed = self._change(gradient)
+        self._kept_norm = torch.linalg.vector_norm(changed)
+        self._kept_norm /= torch.linalg.vector_norm(gradient)
+        self._layout.scatter_(self._sketch(changed))
 
     def _send_by_hand(self, *_: Any) -> None:  # noqa: ANN401 - what torch gives a hook
         if self._filter is None:

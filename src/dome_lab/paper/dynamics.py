@@ -53,24 +53,20 @@ def both_arms(run: Run, num_seeds: int) -> list[Run]:
     ]
 
 
-def draw_dynamics(
-    rows: Sequence[Row], paper: Run, score: str, confidence: float
-) -> Figure:
+def draw_dynamics(rows: Sequence[Row], paper: Run, score: str) -> Figure:
     """Training loss, fraction and score by epoch, side by side."""
     figure, (axes,) = drawing.canvas(1, 3, drawing.PAGE, 2.7)
-    draw_panels(axes, rows, score, confidence)
+    draw_panels(axes, rows, score)
     drawing.add_title(figure, rows, axes[0])
     drawing.add_note(
         figure,
-        drawing.statistics_note(rows, confidence),
+        drawing.statistics_note(rows),
         drawing.scale_note(rows, paper),
     )
     return figure
 
 
-def draw_panels(
-    axes: Sequence[Axes], rows: Sequence[Row], score: str, confidence: float
-) -> None:
+def draw_panels(axes: Sequence[Axes], rows: Sequence[Row], score: str) -> None:
     """The three panels of one pair of arms."""
     panels = {
         "train_loss": "training loss",
@@ -78,10 +74,19 @@ def draw_panels(
         score: SCORES[score],
     }
     for one, (column, title) in zip(axes, panels.items(), strict=True):
-        for arm in (PLAIN, FILTERED):
-            values = stacked(curves(select(rows, arm=arm), column))
+        found = {
+            arm: stacked(curves(select(rows, arm=arm), column))
+            for arm in (PLAIN, FILTERED)
+        }
+        for arm, values in found.items():
             epochs = np.arange(1, values.shape[1] + 1)
-            drawing.draw_band(one, epochs, student_band(values, confidence), arm)
+            one.plot(epochs, values.T, color=drawing.COLOURS[arm], **drawing.SEED)
+        seen = one.get_ylim()
+        for arm, values in found.items():
+            epochs = np.arange(1, values.shape[1] + 1)
+            drawing.draw_band(one, epochs, student_band(values), arm)
+        # The interval of three seeds would else decide what can be seen.
+        one.set_ylim(seen)
         drawing.label(one, "epoch", title)
         drawing.epochs_below(one)
 

@@ -13,7 +13,16 @@ Value = str | int | float | bool | list[float] | None  # a list is a spectrum
 
 PLAIN, FILTERED = "plain", "filtered"
 OPTIMIZERS = ("sgd", "ema", "adam")
-REMOVES = ("nothing", "span", "rest", "uncoded", "hessian")
+REMOVES = (
+    "nothing",
+    "span",
+    "rest",
+    "uncoded",
+    "hessian",
+    "random",
+    "preconditioned",
+)
+SAMPLE_NORMS = ("normalised", "clipped")
 TRACKERS = ("power", "svd")
 LAYOUTS = ("global", "layerwise")
 COMPRESSORS = (
@@ -40,6 +49,7 @@ _CHOICES = {
     "basis": (None, *BASES),
     "stream": (None, *STREAMS),
     "split": SPLITS,
+    "sample_norms": (None, *SAMPLE_NORMS),
 }
 _AT_LEAST = {
     "seed": 0,
@@ -56,6 +66,7 @@ _AT_LEAST = {
     "epsilon": 0,
     "max_grad_norm": 0,
     "penalty": 0,
+    "strength": 0,
 }
 
 
@@ -81,7 +92,8 @@ class Run:
             watches), the "span" is (DOME: g − U Uᵀ g goes on), the "rest" is (U Uᵀ g
             goes on), or the span goes on "uncoded", as K exact numbers beside the
             compressed rest. Or instead of a tracked span the leading K eigenvectors of
-            the "hessian" are taken out, computed anew on every update.
+            the "hessian" are taken out, computed anew on every update; or K "random"
+            ones; or those of the gradients that Adam makes of them, "preconditioned".
         rate: How many times fewer bits are sent; None does not compress.
         compressor: What compresses, with the largest messages that the rate allows.
         tracker: "power" or "svd".
@@ -98,6 +110,9 @@ class Run:
         split: What accuracy is measured on: "test" samples, or as many for
             "validation", which are training samples of the data set that this run does
             not train on. What is chosen by them is judged by the others.
+        strength: How much of the span is taken out, in [0, 1].
+        sample_norms: Without a rank: samples are summed up "normalised" to one norm, or
+            "clipped" to the median norm.
     """
 
     task: str
@@ -126,6 +141,8 @@ class Run:
     stream: str | None = None
     penalty: float | None = None
     split: str = "test"
+    strength: float = 1.0
+    sample_norms: str | None = None
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -146,8 +163,21 @@ class Run:
             )
         if self.num_train is not None:
             check_batch_size(self.batch_size, self.num_train, self.task)
-        if self.rank is None and self.removes in ("rest", "uncoded", "hessian"):
+        if self.rank is None and self.removes not in ("nothing", "span"):
             raise ValueError(f"removes={self.removes!r} needs a rank: set one")
+        self._check_controls()
+
+    def _check_controls(self) -> None:
+        if self.removes == "preconditioned" and self.optimizer != "adam":
+            raise ValueError(
+                f"removes='preconditioned' is of adam's, got {self.optimizer}"
+            )
+        if self.strength > 1:
+            raise ValueError(f"strength must lie in [0, 1], got {self.strength}")
+        if self.sample_norms is not None and self.rank is not None:
+            raise ValueError(
+                f"sample_norms={self.sample_norms!r} needs no rank: leave it out"
+            )
 
     @property
     def arm(self) -> str:

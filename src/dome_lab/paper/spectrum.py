@@ -33,11 +33,11 @@ from dome_lab.paper.claims import Claim, above, below, claim
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import PLAIN, Run
 from dome_lab.paper.series import number
-from dome_lab.paper.statistics import Array, student_band
+from dome_lab.paper.statistics import Array, Band, student_band
 from dome_lab.paper.tasks.selection import some_samples
 from dome_lab.paper.train import trained_model
 
-CONFIDENCE = 0.95
+SHOWN = 1e-6  # of the first eigenvalue: what lies below is not drawn
 NUM_SAMPLES = 2000  # of the training set, or all if there are fewer
 NUM_DENSE, NUM_SPARSE = 300, 60  # indices that are kept, see kept_indices
 CHUNK = 125  # samples whose gradients are taken at once
@@ -85,8 +85,15 @@ def draw_spectra(rows: Sequence[Row], paper: Run, num_classes: int) -> Figure:
     figure, ((axes,),) = drawing.canvas(1, 1, drawing.COLUMN, 2.7)
     values = np.stack(list(spectra(rows).values()))
     index = np.arange(1, values.shape[1] + 1)
-    band = student_band(values[np.isfinite(values).all(axis=1)], CONFIDENCE)
-    drawing.draw_band(axes, index, band, PLAIN, linestyle="-")
+    good = values[np.isfinite(values).all(axis=1)]
+    least = SHOWN * good[:, 0].max(initial=0.0)
+    if len(good):
+        logs = np.log(good.clip(min=least / 1e3))
+        axes.plot(index, good.T, color=drawing.COLOURS[PLAIN], **drawing.SEED)
+        band = student_band(logs)
+        shown = Band(*(np.exp(part) for part in (band.mean, band.low, band.high)))
+        drawing.draw_band(axes, index, shown, PLAIN, linestyle="-")
+        axes.set_ylim(least, 3 * good.max())
     axes.set_xlim(0.8, 1.3 * len(index))
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -94,10 +101,15 @@ def draw_spectra(rows: Sequence[Row], paper: Run, num_classes: int) -> Figure:
     drawing.mark(axes, num_classes**2, "C²")
     drawing.label(axes, "index", "eigenvalue of the covariance")
     drawing.add_title(figure, rows)
+    below = int((good < least).sum(axis=1).mean()) if len(good) else 0
     drawing.add_note(
         figure,
-        f"{values.shape[1] + 1:,} training samples' gradients.",
-        drawing.statistics_note(rows, CONFIDENCE),
+        f"{values.shape[1] + 1:,} training samples' gradients; geometric mean.",
+        f"{below:,} eigenvalues lie below the picture: those of samples that the "
+        "network has learned by heart."
+        if below
+        else "",
+        drawing.statistics_note(rows),
         drawing.scale_note(rows, paper),
     )
     return figure

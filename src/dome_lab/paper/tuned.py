@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from dome_lab.paper import drawing
+from dome_lab.paper.names import name_of, subset_name
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Value
 from dome_lab.paper.series import Curves, curves, number, select, stacked
@@ -107,9 +108,7 @@ def cases_of(rows: Sequence[Row]) -> list[Case]:
         long = select(plain, epochs=longest)
         short = select(plain, epochs=filtered[0]["epochs"]) or long
         task, num_classes, optimizer, rate = kind
-        group = (
-            f"{drawing.subset_name(task, num_classes)}, {drawing.name_of(optimizer)}"
-        )
+        group = f"{subset_name(task, num_classes)}, {name_of(optimizer)}"
         rate = None if rate is None else number(filtered[0], "rate")
         found.append(Case(group, rate, filtered, short, long))
     return found

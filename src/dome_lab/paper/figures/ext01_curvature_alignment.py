@@ -45,7 +45,6 @@ PAPER = Run(
     lr=0.1,
     rank=100,
 )
-CONFIDENCE = 0.95
 ALIGNED = 0.5  # half of an eigenspace
 LAGS_BEHIND = 0.05
 MATRICES = {HESSIAN: "Hessian", GAUSS_NEWTON: "Gauss-Newton matrix"}
@@ -120,8 +119,8 @@ def draw(rows: Sequence[Row]) -> Figure:
         figure,
         f"Curvature over {samples:,.0f} training samples; bases of k = {k:.0f}; a "
         f"random basis has {chance}.",
-        drawing.statistics_note(rows, CONFIDENCE),
-        drawing.scale_note(rows, PAPER),
+        drawing.statistics_note(rows),
+        drawing.extension_note(rows),
     )
     return figure
 
@@ -192,7 +191,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row]) -> None:
             drawing.draw_line(
                 axes,
                 distinct(mine, "step"),
-                student_band(stacked(curves(mine, "overlap")), CONFIDENCE),
+                student_band(stacked(curves(mine, "overlap"))),
                 colour,
                 linestyle=dash,
                 marker="o",

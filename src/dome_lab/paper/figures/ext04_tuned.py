@@ -121,9 +121,9 @@ def draw(rows: Sequence[Row]) -> Figure:
     _add_legend(figure, panels[0][0])
     drawing.add_note(
         figure,
-        "Dots: seeds; bars: mean and 95% t interval. Learning rates chosen for each "
-        "arm on validation samples, by other seeds.",
-        drawing.scale_note(judged, PAPER, varied=["rank", "lr", "epochs", "momentum"]),
+        drawing.statistics_note(judged, "bars"),
+        "Learning rates chosen for each arm on validation samples, by other seeds.",
+        drawing.extension_note(judged, varied=["lr", "epochs", "momentum"]),
     )
     return figure
 

@@ -71,7 +71,7 @@ def compute(config: Config) -> Iterator[Row]:
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Training loss, fraction and accuracy by epoch."""
-    return draw_dynamics(rows, PAPER, "test_accuracy", confidence=0.99)
+    return draw_dynamics(rows, PAPER, "test_accuracy")
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:

@@ -39,7 +39,6 @@ PAPER = Run(
     lr=1e-3,
     rank=100,
 )
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,11 +87,11 @@ def compute(config: Config) -> Iterator[Row]:
 def draw(rows: Sequence[Row]) -> Figure:
     """Accuracy at the end by rate."""
     figure, ((axes,),) = drawing.canvas(1, 1, drawing.COLUMN, 3.1)
-    draw_tolerance(axes, rows, CONFIDENCE)
+    draw_tolerance(axes, rows)
     drawing.add_title(figure, rows, axes)
     drawing.add_note(
         figure,
-        drawing.statistics_note(rows, CONFIDENCE),
+        drawing.statistics_note(rows, "bars"),
         drawing.scale_note(rows, PAPER),
     )
     return figure

@@ -83,7 +83,7 @@ def compute(config: Config) -> Iterator[Row]:
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Training loss, fraction and macro-F1 by epoch."""
-    return draw_dynamics(rows, PAPER, "test_macro_f1", confidence=0.95)
+    return draw_dynamics(rows, PAPER, "test_macro_f1")
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:

@@ -20,7 +20,6 @@ from dome_lab.paper.rows import Row
 from dome_lab.paper.series import distinct, select
 from dome_lab.paper.train import compute_run
 
-CONFIDENCE = 0.99
 SCORE = "test_accuracy"
 
 
@@ -49,12 +48,14 @@ def draw(rows: Sequence[Row]) -> Figure:
     groups = _groups(rows)
     figure, grid = drawing.canvas(len(groups), 3, drawing.PAGE, 0.5 + 1.7 * len(groups))
     for axes, (name, group) in zip(grid, groups.items(), strict=True):
-        draw_panels(axes, group, SCORE, CONFIDENCE)
+        draw_panels(axes, group, SCORE)
         drawing.name_row(axes[0], name)
+    for column in zip(*grid, strict=True):
+        drawing.same_height(column)
     drawing.add_title(figure, rows, grid[0][0])
     drawing.add_note(
         figure,
-        drawing.statistics_note(rows, CONFIDENCE),
+        drawing.statistics_note(rows),
         drawing.scale_note(rows, fig01.PAPER, varied=["batch_size"]),
     )
     return figure

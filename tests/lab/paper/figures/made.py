@@ -9,7 +9,7 @@ RUN = Run(task="mnist", model="resnet8", seed=0, batch_size=128, epochs=6, rank=
 SCATTER = (-0.002, 0.0, 0.002)  # what sets three seeds apart
 
 
-def training_rows(run, **columns):
+def training_rows(run, jitter=1e-5, **columns):
     """Rows of a run: a column is a number (its last value) or the whole curve."""
     curves = {
         "train_loss": np.linspace(2, 1, run.epochs),
@@ -21,7 +21,7 @@ def training_rows(run, **columns):
     # No two runs are alike, and seeds that agree to the last digit have no interval.
     rng = np.random.default_rng(crc32(str(run.columns()).encode()))
     full = {
-        name: np.full(run.epochs, value) + 1e-5 * rng.normal()
+        name: np.full(run.epochs, value) + jitter * rng.normal()
         for name, value in (curves | columns).items()
     }
     return [
