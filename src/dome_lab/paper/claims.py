@@ -17,6 +17,7 @@ from typing import Literal
 
 from dome_lab.paper.rows import write_text
 from dome_lab.paper.statistics import (
+    LEVEL,
     Estimate,
     correlation_estimate,
     estimate,
@@ -173,12 +174,13 @@ def missing(name: str, values: Sequence[float] = ()) -> Finding:
 def combined(findings: Sequence[Finding]) -> tuple[Verdict, float]:
     """Holds if all hold; does not hold if one does not; else undecided. And its p.
 
-    That all hold is as sure as the least sure of them; that one does not, among many,
-    is less sure than that one alone (Bonferroni).
+    That all hold is as sure as the least sure of them. That one of many does not is
+    less sure than that one alone (Bonferroni), and undecided if it is not sure enough.
     """
     wrong = [finding.p for finding in findings if finding.verdict == FAILS]
     if wrong:
-        return FAILS, min(1.0, len(findings) * min(wrong))
+        p = min(1.0, len(findings) * min(wrong))
+        return (FAILS, p) if p < LEVEL else (UNDECIDED, 1.0)
     if findings and all(finding.verdict == HOLDS for finding in findings):
         return HOLDS, max(finding.p for finding in findings)
     return UNDECIDED, 1.0

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 CONFIDENCE = 0.95
+LEVEL = 1 - CONFIDENCE
 SAME = 1e-9  # relative scatter below which values are the same number
 
 Array = NDArray[np.float64]
@@ -181,7 +182,7 @@ def student_band(values: Array, confidence: float = CONFIDENCE) -> Band:
     return band
 
 
-def holm(p_values: Sequence[float], level: float = 1 - CONFIDENCE) -> list[bool]:
+def holm(p_values: Sequence[float], level: float = LEVEL) -> list[bool]:
     """Which of several findings stand when all are taken together (Holm 1979).
 
     The chance that any of those is false stays below the level.

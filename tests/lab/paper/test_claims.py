@@ -102,7 +102,7 @@ def test_runs_that_diverged_without_the_change_decide_nothing():
     ],
 )
 def test_a_claim_holds_if_all_of_it_holds(verdicts, expected):
-    findings = [Finding(verdict, {}, "") for verdict in verdicts]
+    findings = [Finding(verdict, {}, "", p=0.001) for verdict in verdicts]
     assert combined(findings)[0] == expected
 
 
@@ -114,6 +114,7 @@ def test_a_claim_is_as_sure_as_its_least_sure_part():
 def test_that_one_of_many_does_not_hold_is_less_sure_than_it_alone():
     parts = [Finding(FAILS, {}, "", p=0.01), Finding(HOLDS, {}, "", p=0.5)]
     assert combined(parts) == (FAILS, 0.02)
+    assert combined([*parts, *parts[1:] * 5])[0] == UNDECIDED
 
 
 def test_seeds_that_all_have_the_same_number_decide_nothing():
