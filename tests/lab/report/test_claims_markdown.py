@@ -7,7 +7,7 @@ from dome_lab.paper.figures import full_name, load_figure
 from dome_lab.paper.reproduce import make_plan
 from dome_lab.report.claims_markdown import claims_markdown, read_claims
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 RESULTS = DOCS / "results" / "cpu"
 STORED = read_claims(RESULTS / "claims.json")
 
