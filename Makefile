@@ -2,36 +2,49 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/.installed
+LAB := $(VENV)/.installed-lab
+DEV := $(VENV)/.installed-dev
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test browser docs check format lint types imports clean help
+.PHONY: demo quick test browser docs check format lint types imports clean help
 
 help:
 	@echo "make demo    set up, then show on digits what the filter does (about two minutes)"
+	@echo "make quick   set up, then run the tests of the core (under a minute)"
 	@echo "make test    set up (a browser too), then run every test"
 	@echo "make docs    build the site into site/; open site/index.html"
 	@echo "make check   format, lint, types, import layers, tests: what CI runs"
 	@echo "make format  let ruff rewrite the code"
 
 # torch first and on its own: a looser request may fetch gigabytes of GPU libraries.
-$(INSTALLED): pyproject.toml constraints.txt
+$(LAB): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "dome needs Python 3.11 or newer; choose one with: make PYTHON=python3.12 ..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PIP) torch
+	@$(PIP) -e '.[lab]'
 	@touch $@
 
-demo: $(INSTALLED)
+# What only tests, checks and pages need: make demo does not wait for it.
+$(DEV): $(LAB)
+	@echo "Installing what the tests need ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(LAB)
 	@$(BIN)/dome demo
 
 # A process a core with one thread each: twice as fast on two cores as two threads in one.
-test: $(INSTALLED) browser
+quick: $(DEV)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m "not slow" \
+	  tests/trackers tests/samples tests/test_filter.py tests/numerics tests/compression
+
+test: $(DEV) browser
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 # The tests of the report open it in headless Chromium. As root on Debian it is installed;
 # elsewhere one that is there is taken, or Playwright's own. Without any, the tests say so.
-browser: $(INSTALLED)
+browser: $(DEV)
 	@test -n "$$DOME_CHROMIUM" || command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
 	|| command -v google-chrome >/dev/null || command -v google-chrome-stable >/dev/null \
 	|| { echo "Installing Chromium for the tests of the report ..."; \
@@ -40,25 +53,25 @@ browser: $(INSTALLED)
 	  else $(BIN)/playwright install chromium >/dev/null; fi; } \
 	|| echo "No Chromium could be installed: set DOME_CHROMIUM to one, or the tests of the report are skipped."
 
-docs: $(INSTALLED)
+docs: $(DEV)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html; with search: $(BIN)/python -m http.server -d site"
 
 check: format-check lint types imports test
 
-format-check: $(INSTALLED)
+format-check: $(DEV)
 	@$(BIN)/ruff format --check .
 
-lint: $(INSTALLED)
+lint: $(DEV)
 	@$(BIN)/ruff check .
 
-types: $(INSTALLED)
+types: $(DEV)
 	@$(BIN)/mypy
 
-imports: $(INSTALLED)
+imports: $(DEV)
 	@$(BIN)/lint-imports
 
-format: $(INSTALLED)
+format: $(DEV)
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 

@@ -26,6 +26,7 @@ from transformers import (
 
 import dome
 from dome.integrations.transformers import DomeTrainerCallback
+from dome.planning.units import size
 
 LENGTH, STEPS = 64, 6
 
@@ -105,12 +106,12 @@ def main() -> None:
         one = found[name]
         print(
             f"{name:9} {one['parameters']:,} parameters, {one['seconds']:.2f} s a step,"
-            f" {one['peak'] / 2**30:.2f} GiB, losses {one['losses']}",
+            f" {size(one['peak'])}, losses {one['losses']}",
             flush=True,
         )
     extra = found["filtered"]["peak"] - found["plain"]["peak"]
     predicted = found["filtered"]["predicted"]
-    print(f"extra {extra / 2**30:.2f} GiB, predicted {predicted / 2**30:.2f} GiB")
+    print(f"extra {size(extra)}, predicted {size(predicted)}")
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def test_the_pinned_versions_are_within_the_ranges_of_every_extra(built):
         (place,) = (n for n in archive.namelist() if n.endswith("/METADATA"))
         metadata = Parser().parsestr(archive.read(place).decode())
     extras = set(metadata.get_all("Provides-Extra"))
-    assert {"paper", "privacy", "lightning", "transformers", "docs", "dev"} <= extras
+    assert {"lab", "privacy", "lightning", "transformers", "docs", "dev"} <= extras
     for requirement in map(Requirement, metadata.get_all("Requires-Dist")):
         if requirement.name == metadata["Name"]:
             assert requirement.extras <= extras

@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 from torch import Tensor
 
 from dome.diagnostics import FilterStats
+from dome.files import Appender
 
 Value = int | float | bool | None
 Record = dict[str, Value]
@@ -45,8 +46,9 @@ class _Sink(Protocol):
 class Recorder:
     """Writes ``.stats`` of a filter, and what else is given, after steps of any loop.
 
-    A file that is there is added to, so that a resumed run goes on in it; every record
-    is on disk when ``record`` returns, except in TensorBoard's own writer.
+    A file that is there is added to, so that a resumed run goes on in it; the system
+    has every record when ``record`` returns, except in TensorBoard's own writer. A disk
+    that is full is an error, and the records before it are whole.
 
     Args:
         path: A file that ends in .csv or .jsonl; a folder, for TensorBoard (which must
@@ -101,25 +103,25 @@ class _Csv:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._columns = _header(path)
-        self._file = path.open("a", encoding="utf-8", newline="")
+        self._file = Appender(path)
 
     def write(self, record: Record) -> None:
         lines = []
+        columns = list(record) if self._columns is None else self._columns
         if self._columns is None:
-            self._columns = list(record)
-            lines.append(self._columns)
-        if set(record) != set(self._columns):
-            differ = sorted(set(record) ^ set(self._columns))
+            lines.append(columns)
+        if set(record) != set(columns):
+            differ = sorted(set(record) ^ set(columns))
             raise ValueError(
-                f"{self._path} has the columns {self._columns}, and {differ} differ: "
+                f"{self._path} has the columns {columns}, and {differ} differ: "
                 f"give the same numbers at every step, or write to another file"
             )
-        values = (record[column] for column in self._columns)
+        values = (record[column] for column in columns)
         lines.append(["" if _is_lost(v) else repr(v) for v in values])
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(lines)
-        self._file.write(text.getvalue())
-        self._file.flush()
+        self._file.append(text.getvalue().encode())
+        self._columns = columns  # only now: the header may not have fitted
 
     def close(self) -> None:
         self._file.close()
@@ -129,12 +131,12 @@ class _Jsonl:
     """An object a line; what is not a number is null."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._file = Appender(path)
 
     def write(self, record: Record) -> None:
         storable = {k: None if _is_lost(v) else v for k, v in record.items()}
-        self._file.write(json.dumps(storable, allow_nan=False) + "\n")
-        self._file.flush()
+        line = json.dumps(storable, allow_nan=False) + "\n"
+        self._file.append(line.encode())
 
     def close(self) -> None:
         self._file.close()

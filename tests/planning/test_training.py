@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from models import small_classifier
@@ -33,14 +35,18 @@ def test_flops_grow_linearly_in_parameters():
 
 
 def test_the_suggestion_is_the_first_choice_that_fits_or_a_rank_that_would():
-    big = Choice("global", torch.float32, 1000, 1.0, fits=False)
+    big = Choice("global", torch.float32, 1000, 1.0, fits=False, largest_rank=3)
     small = Choice("layerwise", torch.bfloat16, 100, 1.0, fits=True)
     plan = Plan(dim=100, rank=9, batch_size=1, available=500, choices=(big, small))
     assert 'layout="layerwise", basis_dtype=torch.bfloat16' in plan.suggestion
     assert "does not fit" in str(plan)
     none = Plan(dim=100, rank=9, batch_size=1, available=500, choices=(big,))
-    assert none.suggestion == "nothing fits at rank 9: rank=3 would"
-    hopeless = Plan(dim=100, rank=9, batch_size=1, available=10, choices=(big,))
+    assert none.suggestion == (
+        "nothing fits at rank 9: attach(..., rank=3, "
+        'layout="global", basis_dtype=torch.float32) would'
+    )
+    none_at_all = replace(big, largest_rank=0)
+    hopeless = Plan(100, 9, 1, available=10, choices=(none_at_all,))
     assert "smaller batch" in hopeless.suggestion
 
 

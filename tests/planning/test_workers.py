@@ -1,7 +1,7 @@
 import pytest
 
 import dome
-from dome.planning.workers import Machine, gigabytes
+from dome.planning.workers import Machine
 
 BILLION = 10**9
 
@@ -66,8 +66,3 @@ def test_the_suggestion_says_what_to_attach_or_why_not():
 def test_bad_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         dome.plan_workers(*arguments)
-
-
-def test_sizes_are_told_in_units_that_fit():
-    sizes = [gigabytes(n) for n in (12, 3.5e3, 2e6, 4.25e9, 1e13)]
-    assert sizes == ["12 B", "3.5 kB", "2 MB", "4.25 GB", "10 TB"]

@@ -5,18 +5,17 @@ samples D B; a step takes 4 D B K + 2 D min(B², K² + B K) flops beside the bac
 pass, and 2 D K² more if the basis is written out at every update.
 """
 
-import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import nn
 
-from dome.numerics.linalg import block_rows
 from dome.numerics.tall import is_written_out
 from dome.parameters import Layout
+from dome.planning.memory import available_memory, filter_memory, largest_rank
+from dome.planning.units import size
 from dome.trackers import StreamingPower
 
 CANDIDATES = (
@@ -51,6 +50,11 @@ class Choice:
     projection: float = 0.0
     largest_rank: int = 0
 
+    @property
+    def options(self) -> str:
+        """What to pass to ``attach`` for it."""
+        return f'layout="{self.layout}", basis_dtype={self.basis_dtype}'
+
     def seconds_with(self, update_every: int) -> float:
         """Time of a step on average, where every n-th one updates the basis."""
         return self.projection + (self.seconds - self.projection) / update_every
@@ -79,25 +83,26 @@ class Plan:
         """What to pass to ``attach``, in words."""
         for choice in self.choices:
             if choice.fits:
-                dtype = str(choice.basis_dtype)
-                return f'attach(..., layout="{choice.layout}", basis_dtype={dtype})'
-        per_direction = self.choices[0].memory / (self.rank + self.batch_size)
-        most = int(0.9 * self.available / per_direction) - self.batch_size
-        if most >= 1:
-            return f"nothing fits at rank {self.rank}: rank={most} would"
+                return f"attach(..., {choice.options})"
+        best = max(self.choices, key=lambda choice: choice.largest_rank)
+        if best.largest_rank:
+            return (
+                f"nothing fits at rank {self.rank}: attach(..., "
+                f"rank={best.largest_rank}, {best.options}) would"
+            )
         return "nothing fits: use a smaller batch, or fewer trainable parameters"
 
     def __str__(self) -> str:
         lines = [
             f"{self.dim:,} parameters, rank {self.rank}, batches of {self.batch_size}; "
-            f"{_gigabytes(self.available)} available",
+            f"{size(self.available)} available",
             f"{'layout':<11}{'basis':<10}{'memory':>10}{'time a step':>13}",
         ]
         for choice in self.choices:
             dtype = str(choice.basis_dtype).removeprefix("torch.")
             verdict = "" if choice.fits else "   does not fit"
             lines.append(
-                f"{choice.layout:<11}{dtype:<10}{_gigabytes(choice.memory):>10}"
+                f"{choice.layout:<11}{dtype:<10}{size(choice.memory):>10}"
                 f"{choice.seconds * 1e3:>10.1f} ms{verdict}"
             )
         return "\n".join([*lines, self.suggestion])
@@ -128,27 +133,11 @@ def plan(
     device = layout.device if layout.device.type != "meta" else torch.device("cpu")
     available = available_memory(device) if memory is None else memory
     speed = _timed(layout.dim, device, rank, batch_size)
-    choices = []
-    for kind, dtype in CANDIDATES:
-        dims = [block.dim for block in Layout(model, kind).blocks]
-        taken = _memory(dims, rank, batch_size, dtype.itemsize)
-        flops = sum(
-            update_flops(dim, min(rank, dim), batch_size, dtype.itemsize)
-            for dim in dims
-        )
-        numbers = sum(dim * min(rank, dim) for dim in dims)
-        choices.append(
-            Choice(
-                kind,
-                dtype,
-                taken,
-                flops * speed.per_flop,
-                taken < available,
-                min(numbers * speed.per_number, flops * speed.per_flop),
-                _largest_rank(dims, batch_size, dtype.itemsize, available),
-            )
-        )
-    return Plan(layout.dim, rank, batch_size, available, tuple(choices))
+    choices = tuple(
+        _choice(kind, dtype, Layout(model, kind), rank, batch_size, available, speed)
+        for kind, dtype in CANDIDATES
+    )
+    return Plan(layout.dim, rank, batch_size, available, choices)
 
 
 def update_flops(dim: int, rank: int, batch_size: int, itemsize: int = 4) -> int:
@@ -165,41 +154,43 @@ def update_flops(dim: int, rank: int, batch_size: int, itemsize: int = 4) -> int
     return dim * (4 * B * K + turn + 2 * min(B * B, K * K + B * K) + 4 * K)
 
 
-def filter_memory(dim: int, rank: int, batch_size: int, itemsize: int) -> int:
-    """Bytes of a filter with one basis, stored in ``itemsize`` bytes a number."""
-    return _memory([dim], rank, batch_size, itemsize)
-
-
-def _memory(dims: Sequence[int], rank: int, batch_size: int, itemsize: int) -> int:
-    """Bytes of bases, samples, one block of rows, small matrices, gradient copies."""
-    basis = sum(dim * min(rank, dim) for dim in dims) * itemsize
-    samples = sum(dims) * batch_size * 4
-    a_row = min(rank, max(dims)) + batch_size
-    block = min(block_rows(a_row), max(dims)) * a_row * 4
-    small = sum(8 * min(rank, dim) ** 2 for dim in dims) + 3 * 8 * batch_size**2
-    return basis + samples + block + small + 3 * 4 * sum(dims)
-
-
-def _largest_rank(
-    dims: Sequence[int], batch_size: int, itemsize: int, available: int
-) -> int:
-    """The largest K whose memory is available, by bisection; 0 if none is."""
-    fitting, too_much = 0, sum(dims) + 1
-    while too_much - fitting > 1:
-        middle = (fitting + too_much) // 2
-        if _memory(dims, middle, batch_size, itemsize) < available:
-            fitting = middle
-        else:
-            too_much = middle
-    return fitting
-
-
 @dataclass(frozen=True, slots=True)
 class _Speed:
     """Seconds of an update and projection by flops, of a projection by U's numbers."""
 
     per_flop: float
     per_number: float
+
+
+def _choice(
+    kind: str,
+    dtype: torch.dtype,
+    layout: Layout,
+    rank: int,
+    batch_size: int,
+    available: int,
+    speed: _Speed,
+) -> Choice:
+    dims = [block.dim for block in layout.blocks]
+    ranks = [min(rank, dim) for dim in dims]
+    numbers = sum(dim * k for dim, k in zip(dims, ranks, strict=True))
+    flops = sum(
+        update_flops(dim, k, batch_size, dtype.itemsize)
+        for dim, k in zip(dims, ranks, strict=True)
+    )
+    memory = partial(
+        filter_memory, dims, batch_size=batch_size, itemsize=dtype.itemsize
+    )
+    seconds = flops * speed.per_flop
+    return Choice(
+        kind,
+        dtype,
+        memory(rank),
+        seconds,
+        memory(rank) <= available,
+        min(numbers * speed.per_number, seconds),
+        largest_rank(memory, layout.dim, available),
+    )
 
 
 def _timed(dim: int, device: torch.device, rank: int, batch_size: int) -> _Speed:
@@ -221,23 +212,3 @@ def _timed(dim: int, device: torch.device, rank: int, batch_size: int) -> _Speed
         both = min(both, middle - start)
     flops = update_flops(dim, rank, batch_size)
     return _Speed(both / flops, alone / (dim * rank))
-
-
-def available_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on a device."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    info = Path("/proc/meminfo")
-    if info.exists():
-        fields = dict(line.split(":") for line in info.read_text().splitlines())
-        return int(fields["MemAvailable"].split()[0]) * 1024
-
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return (
-        f"{num_bytes / 2**30:.2f} GiB"
-        if num_bytes >= 2**28
-        else f"{num_bytes / 2**20:.1f} MiB"
-    )

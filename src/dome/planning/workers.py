@@ -6,12 +6,13 @@ network's speed and flops over the device's, which are arguments. Nothing is mea
 """
 
 from dataclasses import dataclass
+from functools import partial
 
-from dome.planning.training import filter_memory, update_flops
+from dome.planning.memory import FLOAT, SMALL, filter_memory, largest_rank
+from dome.planning.training import update_flops
+from dome.planning.units import size
 from dome.trackers.power import is_pairwise
 
-FLOAT = 4  # bytes of a number in gradients and samples
-SMALL = 8  # and in the small matrices that are summed
 STATE = 16  # bytes a parameter of plain training: itself, gradient, two moments
 NUM_COLLECTIVES = {"worker": 5, "per_sample": 5, "compressed": 2}
 
@@ -89,7 +90,7 @@ class WorkersPlan:
         """What to do, in words."""
         if self.available <= 0:
             return (
-                f"plain training alone takes {gigabytes(self.training_memory)} a "
+                f"plain training alone takes {size(self.training_memory)} a "
                 f"worker and does not fit: split the model over workers first"
             )
         for choice in self.choices:
@@ -107,9 +108,9 @@ class WorkersPlan:
         lines = [
             f"{self.dim:,} parameters, rank {self.rank}, {self.num_workers} workers, "
             f"{self.batch_size} samples each; plain training takes "
-            f"{gigabytes(self.training_memory)} a worker, "
-            f"{gigabytes(max(0.0, self.available))} are left; "
-            f"DDP sends {gigabytes(self.ddp_bytes)} a step "
+            f"{size(self.training_memory)} a worker, "
+            f"{size(max(0.0, self.available))} are left; "
+            f"DDP sends {size(self.ddp_bytes)} a step "
             f"({self.ddp_seconds * 1e3:,.1f} ms)",
             f"{'way':<54}{'memory':>10}{'sent':>10}{'of DDP':>9}{'time':>12}"
             f"{'most rank':>11}",
@@ -117,8 +118,8 @@ class WorkersPlan:
         for choice in self.choices:
             verdict = "" if choice.fits else "  does not fit"
             lines.append(
-                f"{choice.name:<54}{gigabytes(choice.memory):>10}"
-                f"{gigabytes(choice.bytes_sent):>10}{choice.share_of_ddp:>8.3f}x"
+                f"{choice.name:<54}{size(choice.memory):>10}"
+                f"{size(choice.bytes_sent):>10}{choice.share_of_ddp:>8.3f}x"
                 f"{choice.seconds * 1e3:>9,.1f} ms{choice.largest_rank:>11,}{verdict}"
             )
         return "\n".join([*lines, self.suggestion])
@@ -139,7 +140,7 @@ class _Problem:
         """Bytes a worker holds at once, beside those of plain training."""
         D, B, P = self.dim, self.batch_size, self.num_workers
         if way == "compressed":
-            return filter_memory(D, rank, B, itemsize)
+            return filter_memory([D], rank, B, itemsize)
         rows = 1 if way == "worker" else B
         # A worker's rows, the same packed, those that arrive; gradient and result.
         moving = 3 * rows * D * FLOAT + 2 * D * FLOAT
@@ -216,26 +217,11 @@ def plan_workers(
         "per_sample": 'samples="per_sample"',
         "compressed": f"HadamardSketch({rate:g})",
     }
-    choices = []
-    for way, words in ways.items():
-        for itemsize, storage in ((4, ""), (2, ", basis_dtype=torch.bfloat16")):
-            memory = problem.memory(way, rank, itemsize)
-            sent = problem.bytes_sent(way, rank)
-            flops = problem.flops(way, rank, itemsize)
-            seconds = sent / machine.bandwidth + flops / machine.speed
-            waiting = NUM_COLLECTIVES[way] * machine.latency if num_workers > 1 else 0
-            choices.append(
-                WorkersChoice(
-                    name=words + storage,
-                    itemsize=itemsize,
-                    memory=memory,
-                    bytes_sent=sent,
-                    share_of_ddp=sent / ddp if ddp else 0.0,
-                    seconds=seconds + waiting,
-                    largest_rank=_largest_rank(problem, way, itemsize, available),
-                    fits=memory <= available,
-                )
-            )
+    choices = [
+        _choice(problem, way, words + storage, rank, itemsize, available, machine)
+        for way, words in ways.items()
+        for itemsize, storage in ((4, ""), (2, ", basis_dtype=torch.bfloat16"))
+    ]
     return WorkersPlan(
         dim=dim,
         rank=rank,
@@ -249,21 +235,28 @@ def plan_workers(
     )
 
 
-def _largest_rank(problem: _Problem, way: str, itemsize: int, available: float) -> int:
-    """The largest K whose memory is available, by bisection; 0 if none is."""
-    fitting, too_much = 0, problem.dim + 1
-    while too_much - fitting > 1:
-        middle = (fitting + too_much) // 2
-        if problem.memory(way, middle, itemsize) <= available:
-            fitting = middle
-        else:
-            too_much = middle
-    return fitting
-
-
-def gigabytes(num_bytes: float) -> str:
-    """A size in the unit that gives it two or three digits."""
-    for factor, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if num_bytes >= factor:
-            return f"{num_bytes / factor:.3g} {unit}"
-    return f"{num_bytes:.0f} B"
+def _choice(
+    problem: _Problem,
+    way: str,
+    name: str,
+    rank: int,
+    itemsize: int,
+    available: float,
+    machine: Machine,
+) -> WorkersChoice:
+    memory = partial(problem.memory, way, itemsize=itemsize)
+    sent, ddp = problem.bytes_sent(way, rank), problem.ring(problem.dim * FLOAT)
+    flops = problem.flops(way, rank, itemsize)
+    seconds = sent / machine.bandwidth + flops / machine.speed
+    if problem.num_workers > 1:
+        seconds += NUM_COLLECTIVES[way] * machine.latency
+    return WorkersChoice(
+        name=name,
+        itemsize=itemsize,
+        memory=memory(rank),
+        bytes_sent=sent,
+        share_of_ddp=sent / ddp if ddp else 0.0,
+        seconds=seconds,
+        largest_rank=largest_rank(memory, problem.dim, available),
+        fits=memory(rank) <= available,
+    )

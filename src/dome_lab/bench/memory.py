@@ -17,11 +17,6 @@ TIDY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "655
 FORGET_PEAK = "5"  # see proc(5)
 
 
-def resident() -> int:
-    """Bytes of this process in memory now; the peak where that cannot be known."""
-    return _status("VmRSS")
-
-
 def peak_resident() -> int:
     """The most bytes this process had in memory since it started or was reset."""
     return _status("VmHWM")

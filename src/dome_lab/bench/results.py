@@ -51,10 +51,10 @@ def save_table(folder: Path, question: str, table: TextTable) -> Path:
 
 def save_figure(folder: Path, question: str, figure: Figure) -> Path:
     """Write the picture whole or not at all."""
+    from dome_lab.paper.pictures import save_picture
+
     path = folder / f"{question}.png"
-    temporary = path.with_name(path.name + ".tmp")
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
+    save_picture(figure, path)
     return path
 
 

@@ -51,13 +51,6 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def mebibytes(num_bytes: float) -> str:
-    """A size; in GiB from one upwards."""
-    if num_bytes >= 2**30:
-        return f"{num_bytes / 2**30:.2f} GiB"
-    return f"{num_bytes / 2**20:.1f} MiB"
-
-
 def percent(share: float) -> str:
     """A share, in whole per cent; tenths below ten."""
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"

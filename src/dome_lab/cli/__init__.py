@@ -18,6 +18,7 @@ except ModuleNotFoundError as missing:
         "pip install 'dome-torch[lab]'"
     ) from None
 
+from dome_lab import interrupts
 from dome_lab.cli import bench, demo, plan, report, reproduce, train
 from dome_lab.cli.screen import OneLineErrors, console
 
@@ -39,6 +40,7 @@ app.command("report")(report.command)
 
 def main() -> None:
     """Run the command."""
+    interrupts.install()
     app(prog_name="dome")
 
 

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from dome_lab import interrupts
 from dome_lab.cli.screen import UserError, check_folder, console, one_line_errors
+from dome_lab.interrupts import working
 
 
 def command(
@@ -21,7 +23,7 @@ def command(
     ] = False,
     full: Annotated[
         bool,
-        typer.Option("--full", help="Long; ResNet-18 too, which takes 16 GiB."),
+        typer.Option("--full", help="Long; ResNet-18 too, which takes 17 GB."),
     ] = False,
     out: Annotated[
         Path, typer.Option(help="Folder for numbers, tables and pictures.")
@@ -52,10 +54,11 @@ def _ask(names: list[str], scale: str, out: Path) -> None:
     from dome_lab.bench import run
     from dome_lab.cli.progress import simple_bar
 
-    with simple_bar() as bar:
+    with working(), simple_bar() as bar:
         task = bar.add_task("starting", total=run.expected_seconds(names, scale))
 
         def tell(what: str, behind: float) -> None:
+            interrupts.check()
             bar.update(task, description=what, completed=behind)
 
         for answer in run.ask(names, scale, out, tell):

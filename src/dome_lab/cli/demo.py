@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dome_lab.cli.screen import check_folder, console, one_line_errors, show_path
+from dome_lab.cli.screen import check_folder, console, one_line_errors, show_path, tell
+from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
     from dome_lab.paper.demo import Plan
@@ -46,14 +47,17 @@ def command(
     with one_line_errors(context, left):
         check_folder(out)
         from dome_lab.paper import demo as experiment
+        from dome_lab.paper.lock import locked
 
         given = {"seeds": seeds, "epochs": epochs, "rank": rank}
         changes: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         usual = experiment.QUICK if quick else experiment.Config()
-        plan = experiment.prepare(replace(usual, **changes), out, fresh=fresh)
-        _announce(plan)
-        _compute(plan)
-        _conclude(plan)
+        with working(), locked(out):
+            plan = experiment.prepare(replace(usual, **changes), out, fresh=fresh)
+            tell(plan.damage.notes)
+            _announce(plan)
+            _compute(plan)
+            _conclude(plan)
 
 
 def _announce(plan: Plan) -> None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dome_lab.cli.screen import UserError, console, one_line_errors, users_values
+from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
     from torch import nn
 
-GIGA = 1e9
 RANK, UPDATE_EVERY, WORKER_MEMORY = 100, (1, 4, 16), 80.0
 
 
@@ -75,6 +75,7 @@ def command(
         if workers is None:
             _plan_here(model, ranks, batch_size, update_every or UPDATE_EVERY, memory)
             return
+        from dome.planning.units import GIGA
         from dome.planning.workers import Machine, plan_workers
 
         dim = _number(parameters) if parameters else _count(model)
@@ -104,11 +105,12 @@ def _plan_here(
     import torch
 
     from dome.planning.training import plan
+    from dome.planning.units import GIGA
     from dome_lab.report.plan_text import plan_heading, plan_table
 
     network = _network(model)
     num_bytes = None if memory is None else max(1, int(memory * GIGA))
-    with users_values(), console.status("Timing an update ..."):
+    with working(), users_values(), console.status("Timing an update ..."):
         plans = [plan(network, one, batch_size, memory=num_bytes) for one in ranks]
     where = "that this machine has left" if memory is None else "given by --memory"
     console.print(plan_heading(plans, model, where), soft_wrap=True, markup=False)

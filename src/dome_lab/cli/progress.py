@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich import progress
 
+from dome_lab import interrupts
 from dome_lab.cli.screen import console
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def followed(events: Iterable[Event], time_left: TimeLeft) -> Iterator[Event]:
     with _bar(progress.TextColumn("[cyan]{task.fields[left]}")) as bar:
         task = bar.add_task("starting", total=1.0, left="-:--:--")
         for event in events:
+            interrupts.check()
             job, row = event.job, event.row
             share = share_of_row(job.key)
             time_left.add_new(job.key)

@@ -12,8 +12,10 @@ from dome_lab.cli.screen import (
     check_folder,
     one_line_errors,
     show_path,
+    tell,
     users_values,
 )
+from dome_lab.interrupts import working
 
 MANY = 2  # sections that are named in the title
 
@@ -44,12 +46,14 @@ def command(
         if out is None:
             first = paths[0]
             out = (first if first.is_dir() else first.parent) / REPORT_FILE
-        with users_values():
+        with working(), users_values():
             sections = file_sections(paths)
+        tell(note for section in sections for note in section.notes)
         if out.is_dir():
             raise UserError(f"--out {out} is a folder: give a file")
         check_folder(out.absolute().parent)
         names = list(dict.fromkeys(section.name for section in sections))
         what = f"{len(names)} figures" if len(names) > MANY else ", ".join(names)
-        write_report(out, title or f"dome report: {what}", sections)
+        with working():
+            write_report(out, title or f"dome report: {what}", sections)
         show_path(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -11,14 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dome_lab.cli.screen import (
+    DataDir,
     UserError,
     check_folder,
     console,
     duration,
     one_line_errors,
     show_path,
+    tell,
+    use_data,
     users_values,
 )
+from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
     from dome_lab.paper.reproduce import Conclusion, Plan
@@ -47,10 +50,7 @@ def command(
         int | None,
         typer.Option(min=1, help="Runs at a time; one a core by default."),
     ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder of data sets; DOME_DATA, else the Hub, by default."),
-    ] = None,
+    data_dir: DataDir = None,
     list_: Annotated[bool, typer.Option("--list", help="Show what there is.")] = False,
     draw_only: Annotated[
         bool, typer.Option("--draw-only", help="Draw from the rows; compute nothing.")
@@ -71,22 +71,29 @@ def command(
             _show_list(names)
             return
         check_folder(out)
-        if data_dir is not None:
-            os.environ["DOME_DATA"] = str(data_dir)  # for all processes
+        use_data(data_dir)
         from dome_lab.paper.figures import load_figure
+        from dome_lab.paper.lock import locked
         from dome_lab.paper.reproduce import make_plan
 
         modules = {name: load_figure(name) for name in names}
-        plan = make_plan(modules, scale, out / scale)
-        if draw_only:
-            _draw(plan)
-            return
-        num_workers = jobs or _default_jobs()
-        started = time.perf_counter()
-        if plan.missing:
-            _prepare(plan, scale, num_workers, yes=yes)
-        _show_conclusions(_compute(plan, num_workers), plan)
-        console.print(f"This took {duration(time.perf_counter() - started)}.")
+        folder = out / scale
+        folder.mkdir(exist_ok=True)
+        with working(), locked(folder):
+            plan = make_plan(modules, scale, folder)
+            tell([note for damage in plan.damage for note in damage.notes])
+            if draw_only:
+                _draw(plan)
+            else:
+                _run(plan, scale, jobs or _default_jobs(), yes=yes)
+
+
+def _run(plan: Plan, scale: str, num_workers: int, *, yes: bool) -> None:
+    started = time.perf_counter()
+    if plan.missing:
+        _prepare(plan, scale, num_workers, yes=yes)
+    _show_conclusions(_compute(plan, num_workers), plan)
+    console.print(f"This took {duration(time.perf_counter() - started)}.")
 
 
 def _names(figures: list[str], scale: str, *, listing: bool) -> list[str]:

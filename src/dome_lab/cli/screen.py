@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
-BAD_USAGE, INTERRUPTED = 2, 130
+from dome_lab import interrupts
+from dome_lab.interrupts import INTERRUPTED
+
+BAD_USAGE = 2
 MINUTE, HOUR, DAY = 60, 3600, 86400
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Folder of data sets; DOME_DATA, else the Hub, by default."),
+]
 
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -54,6 +63,7 @@ def one_line_errors(context: typer.Context, left: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        interrupts.arrived()
         errors.print(f"stopped; {left}")
         raise typer.Exit(INTERRUPTED) from None
     except UserError as error:
@@ -62,6 +72,12 @@ def one_line_errors(context: typer.Context, left: str) -> Iterator[None]:
         _fail(f"{error.name} is missing: pip install 'dome-torch[lab]'", 1, debug)
     except (OSError, RuntimeError, ValueError) as error:
         _fail(f"{error} (dome --debug shows where)", 1, debug)
+
+
+def use_data(folder: Path | None) -> None:
+    """Tell what loads samples, in all processes, where they are."""
+    if folder is not None:
+        os.environ["DOME_DATA"] = str(folder)
 
 
 @contextmanager
@@ -76,6 +92,12 @@ def users_values() -> Iterator[None]:
 def show_error(message: str) -> None:
     """Print a message in one line, as errors are."""
     errors.print(f"dome: {' '.join(message.split())}", style="red", markup=False)
+
+
+def tell(notes: Iterable[str]) -> None:
+    """Print what was found and is no error, a line each."""
+    for note in notes:
+        errors.print(f"dome: {note}", style="yellow", markup=False)
 
 
 def check_folder(out: Path) -> None:

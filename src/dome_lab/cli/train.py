@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-import os
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from dome_lab import interrupts
 from dome_lab.cli.screen import (
+    DataDir,
     UserError,
     check_folder,
     console,
     one_line_errors,
+    tell,
+    use_data,
     users_values,
 )
+from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
+    from dome_lab.paper.resuming import StateFile
     from dome_lab.paper.rows import Row
     from dome_lab.paper.run import Run
+
+PATIENCE = 60.0  # seconds for another run to be stored in the same file
 
 
 def command(
@@ -89,10 +97,7 @@ def command(
     oversample: Annotated[
         int, typer.Option(help="Directions tracked beyond those removed.")
     ] = 0,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(help="Folder of data sets; DOME_DATA, else the Hub, by default."),
-    ] = None,
+    data_dir: DataDir = None,
     out: Annotated[
         Path | None, typer.Option(help="File (JSON lines) to add the rows to.")
     ] = None,
@@ -104,10 +109,13 @@ def command(
     """Train once and show every epoch.
 
     The same settings give the same rows as they do in the figures of dome reproduce.
+    With --out, Ctrl-C keeps whole epochs, and the same command goes on behind them.
     """
-    with one_line_errors(context, "nothing of the run is kept"):
-        if data_dir is not None:
-            os.environ["DOME_DATA"] = str(data_dir)  # for what loads the samples
+    left = "nothing of the run is kept: with --out whole epochs are"
+    if out is not None:
+        left = f"whole epochs are kept beside {out}; the same command goes on"
+    with one_line_errors(context, left):
+        use_data(data_dir)
         import torch
 
         from dome_lab.paper.run import Run
@@ -137,44 +145,67 @@ def command(
                 oversample=oversample,
             )
         _check_file(out)
-        _train(run, out)
+        with working():
+            _train(run, out)
 
 
 def _train(run: Run, out: Path | None) -> None:
-    from dome_lab.paper.device import device_name
-    from dome_lab.paper.rows import (
-        TRAINING,
-        append_run,
-        mend,
-        read_runs,
-        record_session,
-    )
-    from dome_lab.report.train_text import heading, line
+    from dome_lab.paper.lock import locked
+    from dome_lab.paper.resuming import StateFile
 
-    if out is not None:
-        mend(out)
-        found = read_runs([out]).get((TRAINING, run))
-        if found is not None:
-            console.print(f"{run}: is in {out} already.", soft_wrap=True)
-            console.print("\n".join([heading(), *map(line, found)]))
-            return
-    rows = _rows(run)
-    if out is not None:
+    if out is None:
+        _rows(run, None)
+        return
+    if (found := _stored(run, out)) is not None:
+        console.print(f"{run}: is in {out} already.", soft_wrap=True)
+        _show(found)
+        StateFile(out, run).remove()  # left by a run that was stored and then killed
+        return
+    state = StateFile(out, run)
+    # Other runs may be trained into the same file meanwhile, the same one may not.
+    with locked(out.parent, f".{state.path.name}.lock"):
+        if state.note:
+            tell([f"{state.path.name} {state.note}: the run begins anew"])
+        rows = _rows(run, state)
+        _store(rows, out)
+        state.remove()
+    console.print(f"Rows: {out}", soft_wrap=True)
+
+
+def _stored(run: Run, out: Path) -> list[Row] | None:
+    """The rows of the run if it is in the file, which is mended first."""
+    from dome_lab.paper.lock import locked
+    from dome_lab.paper.mending import mend
+    from dome_lab.paper.rows import TRAINING, read_runs
+
+    with locked(out.parent, patience=PATIENCE), users_values():
+        tell(mend(out).notes)
+    return read_runs([out]).get((TRAINING, run))
+
+
+def _store(rows: list[Row], out: Path) -> None:
+    from dome_lab.paper.device import device_name
+    from dome_lab.paper.lock import locked
+    from dome_lab.paper.rows import append_run, record_session
+
+    with locked(out.parent, patience=PATIENCE):
         record_session(out, {"what": "runs of dome train"}, device_name())
         append_run(out, rows)
-        console.print(f"Rows: {out}", soft_wrap=True)
 
 
-def _rows(run: Run) -> list[Row]:
+def _rows(run: Run, state: StateFile | None) -> list[Row]:
     from dome_lab.cli.progress import simple_bar
     from dome_lab.paper.train import compute_run
-    from dome_lab.report.train_text import heading, line
+    from dome_lab.report.train_text import line
 
-    rows: list[Row] = []
+    rows = [] if state is None else list(state.rows)
+    if rows:
+        console.print(f"Going on after epoch {len(rows)} of {run.epochs}.")
     with simple_bar(transient=True) as bar:
         task = bar.add_task(f"reading {run.task}", total=None)
 
-        def tell(epoch: int, step: int, num_steps: int) -> None:
+        def told(epoch: int, step: int, num_steps: int) -> None:
+            interrupts.check()
             bar.update(
                 task,
                 total=run.epochs * num_steps,
@@ -182,16 +213,21 @@ def _rows(run: Run) -> list[Row]:
                 description=f"epoch {epoch}/{run.epochs}, step {step}/{num_steps}",
             )
 
-        computed = compute_run(run, tell)
+        computed = compute_run(run, told, state)
         with users_values():  # the samples, the model and the filter are made here
-            rows.append(next(computed))
+            first = next(computed, None)
         console.print(str(run), soft_wrap=True)
-        console.print(heading())
-        console.print(line(rows[0]))
-        for row in computed:
+        _show(rows)
+        for row in computed if first is None else chain([first], computed):
             rows.append(row)
             console.print(line(row))
     return rows
+
+
+def _show(rows: list[Row]) -> None:
+    from dome_lab.report.train_text import heading, line
+
+    console.print("\n".join([heading(), *map(line, rows)]))
 
 
 def _check_file(out: Path | None) -> None:

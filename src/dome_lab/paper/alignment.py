@@ -28,7 +28,8 @@ from dome_lab.paper.outliers import CURVATURE_BATCH, CURVATURE_SAMPLES, TOLERANC
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
 from dome_lab.paper.tasks.selection import some_samples
-from dome_lab.paper.train import Step, training
+from dome_lab.paper.train import training
+from dome_lab.paper.training import Step
 
 HESSIAN, GAUSS_NEWTON = "hessian", "gauss_newton"
 MATRICES: dict[str, type[Hessian] | type[GaussNewton]] = {

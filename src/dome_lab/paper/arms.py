@@ -4,6 +4,7 @@ Shapes: g (D,) the batch gradient, U (D, K) the tracked basis.
 """
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class Arm:
         self._filter: dome.GradientFilter | None = None
         self._kept_norm: Tensor | None = None
         self._num_skipped = 0
+        self._outliers: HessianOutliers | None = None
         self._change = control_of(model, self._layout, optimizer, run)
         if self._change is not None:
             optimizer.register_step_pre_hook(self._change_by_hand)
@@ -102,6 +104,29 @@ class Arm:
         """The filter, if there is a tracker."""
         return self._filter
 
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """States of the filter, the compressor and the Hessian's eigenspace."""
+        skipped = {"num_skipped": torch.tensor(self._num_skipped)}
+        parts = {name: part.state_dict() for name, part in self._parts().items()}
+        return {**parts, "arm": skipped}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Go on from a state of the same run."""
+        for name, part in self._parts().items():
+            part.load_state_dict(state[name])
+        self._num_skipped = int(state["arm"]["num_skipped"])
+
+    def _parts(self) -> dict[str, Any]:
+        run = self._run
+        parts = {
+            "filter": self._filter,
+            "compressor": self._compressor,
+            "outliers": self._outliers,
+            # The other controls remember nothing.
+            "control": self._change if run.removes == "preconditioned" else None,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
     def detach(self) -> None:
         """Take the filter off the model."""
         if self._filter is not None:
@@ -115,6 +140,8 @@ class Arm:
         return gradient if self._compressor is None else self._compressor(gradient)
 
     def _remove_outliers(self, *_: Any) -> None:  # noqa: ANN401 - what torch gives
+        if self._outliers is None:
+            raise RuntimeError("this arm has no eigenspace")
         gradient = self._layout.gather()
         outside = self._outliers.project_out(gradient)
         self._kept_norm = torch.linalg.vector_norm(outside)

@@ -22,6 +22,7 @@ from dome_lab.paper.statistics import (
     correlation_estimate,
     estimate,
     holm,
+    paired_changes,
 )
 
 Verdict = Literal["holds", "does not hold", "undecided", "not evidence"]
@@ -143,16 +144,16 @@ def paired(
         high: Upper bound.
         relative: Take after/before − 1 instead of after − before.
     """
-    seeds = sorted(after.keys() & before.keys())
+    changes = paired_changes(after, before)
+    seeds = list(changes)
     lost = [s for s in seeds if not math.isfinite(after[s])]
     lost = [s for s in lost if math.isfinite(before[s])]
     if lost:
         why = f"{len(lost)} of {len(seeds)} seeds diverged, their counterparts did not"
         return Finding(FAILS, {}, f"{name}: {why}", p=0.0)
-    change = [after[s] - before[s] for s in seeds]
     if relative:
-        change = [c / before[s] for c, s in zip(change, seeds, strict=True)]
-    finding = between(name, change, low, high)
+        changes = {s: change / before[s] for s, change in changes.items()}
+    finding = between(name, list(changes.values()), low, high)
     if not finding.numbers:
         return finding
     first, last = (sum(arm[s] for s in seeds) / len(seeds) for arm in (before, after))

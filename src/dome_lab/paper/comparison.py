@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN
-from dome_lab.paper.statistics import Interval, student_interval
+from dome_lab.paper.statistics import Interval, paired_changes, student_interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +81,11 @@ def _compare_at(rate: float | None, rows: Sequence[Row]) -> Comparison:
             f"rate {rate}: seeds {sorted(before)} without the filter, "
             f"{sorted(after)} with it: finish the runs first"
         )
-    accuracy = [_last(after[s], "test_accuracy") for s in before]
-    accuracy_before = [_last(before[s], "test_accuracy") for s in before]
-    loss = [_last(after[s], "train_loss") for s in before]
-    loss_before = [_last(before[s], "train_loss") for s in before]
     return Comparison(
         rate,
         {PLAIN: _arm(before), FILTERED: _arm(after)},
-        _difference(accuracy, accuracy_before),
-        _difference(loss, loss_before),
+        _change(after, before, "test_accuracy"),
+        _change(after, before, "train_loss"),
     )
 
 
@@ -99,14 +95,17 @@ def _arm(runs: dict[int, list[Row]]) -> Arm:
         for run in runs.values()
     ]
     return Arm(
-        student_interval([_last(run, "test_accuracy") for run in runs.values()]),
-        student_interval([_last(run, "train_loss") for run in runs.values()]),
+        student_interval(list(_ends(runs, "test_accuracy").values())),
+        student_interval(list(_ends(runs, "train_loss").values())),
         student_interval(removed),
     )
 
 
-def _difference(after: list[float], before: list[float]) -> Interval:
-    return student_interval([a - b for a, b in zip(after, before, strict=True)])
+def _change(
+    after: dict[int, list[Row]], before: dict[int, list[Row]], column: str
+) -> Interval:
+    changes = paired_changes(_ends(after, column), _ends(before, column))
+    return student_interval(list(changes.values()))
 
 
 def _by_seed(rows: Sequence[Row]) -> dict[int, list[Row]]:
@@ -116,8 +115,12 @@ def _by_seed(rows: Sequence[Row]) -> dict[int, list[Row]]:
     return dict(sorted(runs.items()))
 
 
-def _last(run: list[Row], column: str) -> float:
-    return _number(max(run, key=lambda row: _number(row["epoch"]))[column])
+def _ends(runs: dict[int, list[Row]], column: str) -> dict[int, float]:
+    """The value after the last epoch, by seed."""
+    return {
+        seed: _number(max(run, key=lambda row: _number(row["epoch"]))[column])
+        for seed, run in runs.items()
+    }
 
 
 def _number(value: object) -> float:

@@ -86,6 +86,14 @@ class PreconditionedSpan:
             self._tracker.update(G / S, scale=len(G))
         return S * self._tracker.project_out(gradient / S)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tracker's state."""
+        return self._tracker.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from a state of the same run."""
+        self._tracker.load_state_dict(state)
+
     def _denominator(self, gradient: Tensor) -> Tensor:
         """√v̂ + ε of this step, shape (D,): this gradient is already part of v̂."""
         states = [self._optimizer.state.get(p, {}) for p in self._layout.parameters]

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from dome_lab.paper.device import device_name
 from dome_lab.paper.jobs import Event, Job, compute_jobs
-from dome_lab.paper.rows import Key, Row, mend, read_runs, record_session
+from dome_lab.paper.mending import Damage, mend
+from dome_lab.paper.rows import Key, Row, read_runs, record_session
 from dome_lab.paper.run import Run
 from dome_lab.paper.train import compute_run
 
@@ -69,12 +70,14 @@ class Plan:
         path: The file of rows.
         jobs: All the runs.
         found: The rows of finished runs; ``compute`` adds to it.
+        damage: What was broken in the file.
     """
 
     config: Config
     path: Path
     jobs: tuple[Job, ...]
     found: dict[Key, list[Row]]
+    damage: Damage
 
     @property
     def missing(self) -> list[Job]:
@@ -99,9 +102,9 @@ def prepare(config: Config, folder: Path, *, fresh: bool = False) -> Plan:
     path = folder / ROWS_FILE
     if fresh:
         path.unlink(missing_ok=True)
-    mend(path)
+    damage = mend(path)
     jobs = tuple(Job(NAME, run, compute_run) for run in runs(config))
-    return Plan(config, path, jobs, read_runs([path]))
+    return Plan(config, path, jobs, read_runs([path]), damage)
 
 
 def compute(plan: Plan, num_workers: int) -> Iterator[Event]:

@@ -14,7 +14,8 @@ from dome_lab.paper.looking import both_bases, on_device_of
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
 from dome_lab.paper.tasks.selection import some_samples
-from dome_lab.paper.train import Step, training
+from dome_lab.paper.train import training
+from dome_lab.paper.training import Step
 
 DRIFT_SAMPLES = 300  # whose covariance is followed beside the tracked basis
 ANCHORS = (20, 200)  # steps at which the waiting begins

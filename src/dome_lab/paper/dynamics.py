@@ -23,7 +23,7 @@ from dome_lab.paper.claims import (
     paired,
 )
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import FILTERED, PLAIN, Run
+from dome_lab.paper.run import FILTERED, PLAIN, Repeated, Run
 from dome_lab.paper.series import (
     Curves,
     averages,
@@ -51,6 +51,11 @@ def both_arms(run: Run, num_seeds: int) -> list[Run]:
         for removes in ("span", "nothing")
         for seed in range(num_seeds)
     ]
+
+
+def dynamics_runs(config: Repeated) -> list[Run]:
+    """Both arms of every seed."""
+    return both_arms(config.run, config.num_seeds)
 
 
 def draw_dynamics(rows: Sequence[Row], paper: Run, score: str) -> Figure:
@@ -89,6 +94,15 @@ def draw_panels(axes: Sequence[Axes], rows: Sequence[Row], score: str) -> None:
         one.set_ylim(seen)
         drawing.label(one, "epoch", title)
         drawing.epochs_below(one)
+
+
+def judge_dynamics(figure: str, rows: Sequence[Row], score: str) -> list[Claim]:
+    """Convergence, and what the fraction does."""
+    group = {"": list(rows)}
+    return [
+        *judge_convergence(figure, group, score),
+        *judge_fraction(figure, group),
+    ]
 
 
 def judge_convergence(

@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 import dome
 from dome.diagnostics import covariance_eigenpairs
 from dome_lab.paper.outliers import CURVATURE_BATCH
-from dome_lab.paper.train import Step
+from dome_lab.paper.training import Step
 
 Samples = tuple[Tensor, Tensor]
 

@@ -3,6 +3,7 @@
 "Does SGD really happen in tiny subspaces?" Shapes: V (D, K) the leading eigenvectors.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 
 import torch
@@ -45,6 +46,16 @@ class HessianOutliers:
         self._num_steps += 1
         V = self._vectors
         return gradient if V is None else gradient - V @ (V.T @ gradient)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The eigenspace, if there is one, and how many steps there were."""
+        state = {} if self._vectors is None else {"vectors": self._vectors}
+        return state | {"num_steps": torch.tensor(self._num_steps)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with the eigenspace of a state."""
+        self._vectors = state.get("vectors")
+        self._num_steps = int(state["num_steps"])
 
     def _leading_vectors(self, dtype: torch.dtype) -> Tensor:
         hessian = Hessian(

@@ -20,8 +20,9 @@ from dome_lab.paper.cost import Prediction, kind_of, predict, seconds_of
 from dome_lab.paper.device import device_name
 from dome_lab.paper.figures import FigureModule, short_name
 from dome_lab.paper.jobs import Event, Job, compute_jobs
+from dome_lab.paper.mending import Damage, mend
 from dome_lab.paper.pictures import save_picture
-from dome_lab.paper.rows import Key, Row, mend, read_runs, record_session
+from dome_lab.paper.rows import Key, Row, read_runs, record_session
 from dome_lab.paper.run import Run
 from dome_lab.paper.stages import runs_so_far
 from dome_lab.paper.train import load_run_task
@@ -81,11 +82,13 @@ class Plan:
         found: The rows of every finished run; ``compute`` adds to it.
         missing: The runs to compute, each once, figure by figure, as far as the rows
             that were there could tell.
+        damage: What was broken in the files of these figures.
     """
 
     figures: tuple[PlannedFigure, ...]
     found: dict[Key, list[Row]]
     missing: tuple[Job, ...]
+    damage: tuple[Damage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +127,7 @@ def make_plan(modules: Mapping[str, FigureModule], scale: str, folder: Path) -> 
         folder: Where the files of this scale are; made if it is not there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in modules:
-        mend(folder / f"{name}.jsonl")
+    damage = tuple(mend(folder / f"{name}.jsonl") for name in modules)
     found = read_runs(sorted(folder.glob("*.jsonl")))
     figures = tuple(
         PlannedFigure(name, module, scale, folder, _jobs(name, module, scale, found))
@@ -135,7 +137,7 @@ def make_plan(modules: Mapping[str, FigureModule], scale: str, folder: Path) -> 
     for job in (job for figure in figures for job in figure.jobs):
         if job.key not in found:
             missing.setdefault(job.key, job)
-    return Plan(figures, found, tuple(missing.values()))
+    return Plan(figures, found, tuple(missing.values()), damage)
 
 
 def read_samples(plan: Plan) -> Iterator[Samples]:

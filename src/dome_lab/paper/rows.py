@@ -1,10 +1,9 @@
 """Results on disk: flat rows in JSON lines, what made them in a ``.meta.json`` beside.
 
 Every row carries all that its run depends on, so a file needs no index: a run that is
-wanted is either in it or not. A run's rows are appended in one write when the run is
+wanted is either in it or not. A run's rows are appended in one piece when the run is
 over, each with their number (``of``), so that a job killed at any moment loses the runs
-under way and nothing else. What a torn write leaves behind is cut off before more is
-appended.
+under way and nothing else (``mending.py`` says what becomes of torn and broken lines).
 """
 
 import json
@@ -17,6 +16,7 @@ from dataclasses import MISSING, fields
 from importlib.metadata import version
 from pathlib import Path
 
+from dome.files import append_bytes, write_bytes
 from dome_lab.paper.run import Run, Value
 
 Row = dict[str, Value]
@@ -31,11 +31,11 @@ def read_rows(path: Path) -> list[Row]:
     if not path.exists():
         return []
     lines = path.read_bytes().splitlines(keepends=True)
-    return [row for line in lines if (row := _parse(line)) is not None]
+    return [row for line in lines if (row := parse(line)) is not None]
 
 
 def append_run(path: Path, rows: Sequence[Row], made_by: str = TRAINING) -> list[Row]:
-    """Add all rows of a run in one write, and wait until the disk has them.
+    """Add all rows of a run or none, and wait until the disk has them.
 
     Args:
         path: The JSONL file; its folder exists.
@@ -49,25 +49,8 @@ def append_run(path: Path, rows: Sequence[Row], made_by: str = TRAINING) -> list
     about: Row = {MADE_BY: made_by, NUM_ROWS: len(rows)}
     stored = [{k: _storable(v) for k, v in (row | about).items()} for row in rows]
     text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in stored)
-    # Unbuffered: one write call, never two of which the first is half a run.
-    with path.open("ab", buffering=0) as file:
-        file.write(text.encode())
-        os.fsync(file.fileno())
+    append_bytes(path, text.encode())
     return stored
-
-
-def mend(path: Path) -> None:
-    """Cut off the end of a file if it is half a line or part of a run."""
-    if not path.exists():
-        return
-    content = path.read_bytes()
-    lines = content.splitlines(keepends=True)
-    rows = [_parse(line) for line in lines]
-    while rows and rows[-1] is None:
-        rows.pop()
-    end = sum(map(len, lines[: len(rows) - _num_torn(rows)]))
-    if end < len(content):
-        os.truncate(path, end)
 
 
 def finished_runs(rows: Sequence[Row]) -> dict[Key, list[Row]]:
@@ -78,16 +61,28 @@ def finished_runs(rows: Sequence[Row]) -> dict[Key, list[Row]]:
     found: dict[Key, list[Row]] = {}
     start = 0
     while start < len(rows):
-        key, number = key_of(rows[start]), _num_rows(rows[start])
-        block = rows[start : start + number]
-        whole = 0 < number == len(block) and _same_run(block)
-        if key is not None and whole:
+        key, number = key_of(rows[start]), num_whole(rows, start)
+        if key is not None and number:
+            block = rows[start : start + number]
             settings = key[1].columns()
             found.setdefault(key, [settings | row for row in block])
-            start += number
-        else:
-            start += 1
+        start += number or 1
     return found
+
+
+def num_whole(rows: Sequence[Row], start: int) -> int:
+    """How many rows the whole run has that begins at ``start``; 0 if none does."""
+    number = rows[start].get(NUM_ROWS)
+    block = rows[start : start + number] if isinstance(number, int) else []
+    return len(block) if len(block) == number and same_run(block) else 0
+
+
+def same_run(rows: Sequence[Row]) -> bool:
+    """Whether rows are of one run, and one kind."""
+    return all(
+        key_of(row) == key_of(rows[0]) and row.get(NUM_ROWS) == rows[0].get(NUM_ROWS)
+        for row in rows
+    )
 
 
 def read_runs(paths: Iterable[Path]) -> dict[Key, list[Row]]:
@@ -135,10 +130,8 @@ def record_session(
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all: into a neighbour, then renamed."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    """Write a file whole or not at all."""
+    write_bytes(path, text.encode())
 
 
 def provenance(device: str = "cpu") -> Row:
@@ -154,28 +147,13 @@ def provenance(device: str = "cpu") -> Row:
     }
 
 
-def _num_torn(rows: Sequence[Row | None]) -> int:
-    """How many rows at the end are the beginning of a run that is not all there."""
-    alike: list[Row] = []
-    for row in reversed(rows):
-        if row is None or not _same_run([row, *alike[:1]]):
-            break
-        alike.append(row)
-    number = _num_rows(alike[0]) if alike else 0
-    return len(alike) % number if number else 0
-
-
-def _same_run(rows: Sequence[Row]) -> bool:
-    return all(
-        key_of(row) == key_of(rows[0]) and row.get(NUM_ROWS) == rows[0].get(NUM_ROWS)
-        for row in rows
-    )
-
-
-def _num_rows(row: Row) -> int:
-    """How many rows the run of this one has; 0 where nobody noted it."""
-    number = row.get(NUM_ROWS)
-    return number if isinstance(number, int) else 0
+def parse(line: bytes) -> Row | None:
+    """A row, or None for a line that is not one, or is not all there."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if line.endswith(b"\n") and isinstance(row, dict) else None
 
 
 def _storable(value: Value) -> Value:
@@ -191,15 +169,6 @@ def _sessions(meta: Path) -> list[object]:
         return []
     sessions = facts.get("made_with") if isinstance(facts, dict) else None
     return sessions if isinstance(sessions, list) else []
-
-
-def _parse(line: bytes) -> Row | None:
-    """A row, or None for a line that was being written when something stopped it."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if line.endswith(b"\n") and isinstance(row, dict) else None
 
 
 def _commit() -> str | None:

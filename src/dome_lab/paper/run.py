@@ -204,6 +204,14 @@ class Run:
         return ", ".join([*what, f"batch {self.batch_size}", f"seed {self.seed}"])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Repeated:
+    """Settings of a figure that needs no more: a run of it, and how many seeds."""
+
+    run: Run
+    num_seeds: int = 5
+
+
 def check_name(what: str, name: str | None, known: Sequence[str | None]) -> None:
     """Refuse a name that is not among those known, with the nearest that is."""
     if name not in known:

@@ -7,7 +7,7 @@ that was asked for is there. Stopped and started again, the same rows ask for th
 runs.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
@@ -40,17 +40,3 @@ def runs_so_far(
         if not wanted:
             return list(known)
         later += dict.fromkeys(wanted)
-
-
-def staged_rows(
-    first: Sequence[Run],
-    later_runs: LaterRuns,
-    compute_run: Callable[[Run], Iterator[Row]],
-) -> Iterator[Row]:
-    """The rows of every run of a figure, computed one after the other."""
-    found: dict[Run, list[Row]] = {}
-    while missing := [
-        run for run in runs_so_far(first, later_runs, found.get) if run not in found
-    ]:
-        found[missing[0]] = list(compute_run(missing[0]))
-        yield from found[missing[0]]

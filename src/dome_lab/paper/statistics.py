@@ -7,7 +7,7 @@ evenly, so that no interval reaches beyond [-1, 1].
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -159,6 +159,19 @@ def student_interval(values: Sequence[float]) -> Interval:
     n = _number_of(values)
     mean = math.fsum(values) / n
     return Interval(mean, _t_factor(n - 1) * math.sqrt(_variance(values, mean) / n))
+
+
+def interval_or_none(values: Sequence[float]) -> Interval | None:
+    """The same; None if there are too few values, or one is not finite."""
+    good = len(values) > 1 and all(map(math.isfinite, values))
+    return student_interval(values) if good else None
+
+
+def paired_changes(
+    after: Mapping[int, float], before: Mapping[int, float]
+) -> dict[int, float]:
+    """after − before by seed, in order; seeds that have only one are left out."""
+    return {s: after[s] - before[s] for s in sorted(after.keys() & before.keys())}
 
 
 def student_band(values: Array, confidence: float = CONFIDENCE) -> Band:

@@ -4,6 +4,7 @@ Shapes: U (D, K) the basis of a block, V (D, K) an older one.
 """
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -43,6 +44,14 @@ class SubspaceWatch:
             "eigenvalues": [float(f"{v:.{NUM_DIGITS}g}") for v in leading.tolist()],
             "drift": self._drift([tracker.basis for tracker in trackers]),
         }
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The bases of the last call, by their place."""
+        return {str(place): U for place, U in enumerate(self._before or [])}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Compare with the bases of a call before."""
+        self._before = [state[str(place)] for place in range(len(state))] or None
 
     def _drift(self, bases: list[Tensor]) -> float | None:
         if sum(U.numel() * U.element_size() for U in bases) > MOST_MEMORY:

@@ -9,52 +9,40 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from sklearn.metrics import f1_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-import dome
-from dome_lab.paper.arms import Arm
 from dome_lab.paper.device import training_device
 from dome_lab.paper.models import MODELS
-from dome_lab.paper.optimizers import make_optimizer
-from dome_lab.paper.randomness import INITIAL_WEIGHTS, SAMPLE_ORDER, generator
+from dome_lab.paper.randomness import INITIAL_WEIGHTS, generator
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run, check_batch_size, check_name
-from dome_lab.paper.subspace import SubspaceWatch
 from dome_lab.paper.tasks import TASKS, Task, load_task
+from dome_lab.paper.training import Step, Training
 
 EVALUATION_BATCH = 1024
+
+
+class Keeper(Protocol):
+    """What makes a run go on where it stopped (``resuming.py``)."""
+
+    def restore(self, training: Training) -> None:
+        """Put it behind the last epoch that was kept, if there is one."""
+
+    def keep(self, training: Training, row: Row) -> None:
+        """Keep its state after an epoch, with the row of that epoch."""
+
 
 Tell = Callable[[int, int, int], None]  # epoch, steps of it that are done, of how many
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step that has just been taken.
-
-    Attributes:
-        number: Steps taken so far.
-        epoch: The epoch it belongs to, from 1 on.
-        loss: Of its batch, before it.
-        kept_norm: How much of ‖g‖ went on.
-        fraction: Captured fraction of its batch, if known.
-        times_fewer_bits: What compression saved, if there is any.
-        filter: The filter of the run, if it has one.
-    """
-
-    number: int
-    epoch: int
-    loss: float
-    kept_norm: float | None
-    fraction: float | None
-    times_fewer_bits: float | None
-    filter: dome.GradientFilter | None
-
-
-def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
+def compute_run(
+    run: Run, tell: Tell | None = None, keeper: Keeper | None = None
+) -> Iterator[Row]:
     """Train once and yield a row an epoch.
 
     A run that diverges goes on to its last epoch; what is not a finite number then is
@@ -63,11 +51,16 @@ def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
     Args:
         run: What to train, and how.
         tell: Is told after every step how far the epoch is.
+        keeper: Keeps a state after every epoch; the epochs before the one it has are
+            not computed again, and their rows not yielded.
     """
     task, model = start(run)
-    for epoch in _epochs(model, task, run, tell):
+    under_way = Training(model, task, run)
+    if keeper is not None:
+        keeper.restore(under_way)
+    for epoch in _epochs(under_way, tell):
         tested = evaluate(model, task.test_x, task.test_y)
-        yield Row(
+        row = Row(
             **run.columns(),
             epoch=epoch.number,
             train_loss=epoch.train_loss,
@@ -79,12 +72,15 @@ def compute_run(run: Run, tell: Tell | None = None) -> Iterator[Row]:
             seconds=epoch.seconds,
             processor_seconds=epoch.processor_seconds,
         )
+        if keeper is not None:
+            keeper.keep(under_way, row)
+        yield row
 
 
 def trained_model(run: Run) -> tuple[nn.Module, Task]:
     """The model at the end of a run, where it was trained, and what it learned."""
     task, model = start(run)
-    for _ in _epochs(model, task, run):
+    for _ in _epochs(Training(model, task, run)):
         pass
     return model, task
 
@@ -92,7 +88,7 @@ def trained_model(run: Run) -> tuple[nn.Module, Task]:
 def training(run: Run) -> tuple[nn.Module, Task, Iterator[Step]]:
     """A run to look into: the model, what it learns, and the steps that train it."""
     task, model = start(run)
-    return model, task, _steps(model, task, run)
+    return model, task, Training(model, task, run).steps()
 
 
 def load_run_task(run: Run) -> Task:
@@ -155,15 +151,12 @@ def start(run: Run) -> tuple[Task, nn.Module]:
     return task, model.to(training_device())
 
 
-def _epochs(
-    model: nn.Module, task: Task, run: Run, tell: Tell | None = None
-) -> Iterator[_Epoch]:
+def _epochs(under_way: Training, tell: Tell | None = None) -> Iterator[_Epoch]:
     """Train the model in place, an epoch at a time."""
-    num_steps = len(task.train_x) // run.batch_size
+    num_steps = under_way.num_steps
     done: list[Step] = []
-    watch = SubspaceWatch()
     started, worked = time.perf_counter(), time.process_time()
-    for step in _steps(model, task, run):
+    for step in under_way.steps():
         done.append(step)
         if tell is not None:
             tell(step.epoch, len(done), num_steps)
@@ -177,39 +170,10 @@ def _epochs(
             step.times_fewer_bits,
             time.perf_counter() - started,
             time.process_time() - worked,
-            watch.look(step.filter),
+            under_way.watch.look(step.filter),
         )
         done.clear()
         started, worked = time.perf_counter(), time.process_time()
-
-
-def _steps(model: nn.Module, task: Task, run: Run) -> Iterator[Step]:
-    """Train the model in place, a step at a time."""
-    optimizer = make_optimizer(model, run)
-    arm = Arm(model, optimizer, run, task)
-    order = generator(run.seed, SAMPLE_ORDER)
-    device = next(model.parameters()).device
-    num_steps = len(task.train_x) // run.batch_size
-    for epoch in range(1, run.epochs + 1):
-        shuffled = torch.randperm(len(task.train_x), generator=order)
-        for step in range(num_steps):
-            batch = shuffled[step * run.batch_size : (step + 1) * run.batch_size]
-            x, y = task.train_x[batch].to(device), task.train_y[batch].to(device)
-            optimizer.zero_grad()
-            loss = cross_entropy(model(x), y)
-            loss.backward()
-            kept_norm, fraction = arm.step()
-            number = (epoch - 1) * num_steps + step + 1
-            yield Step(
-                number,
-                epoch,
-                loss.item(),
-                kept_norm,
-                fraction,
-                arm.times_fewer_bits,
-                arm.filter,
-            )
-    arm.detach()
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dome_lab.paper.spectrum import spectra
+from dome_lab.paper.statistics import interval_or_none
 from dome_lab.report.groups import Group, removed_share
 from dome_lab.report.lines import is_spectrum, number
-from dome_lab.report.pairs import VERDICTS, Pair, end, interval, signed
+from dome_lab.report.pairs import VERDICTS, Pair, end, signed
 from dome_lab.report.sources import Trial
 
 SHARE = 0.9  # of the variance, held by "the directions that matter"
@@ -222,7 +223,7 @@ def _over(by_seed: Sequence[float]) -> str:
 
 
 def _bounds(by_seed: Sequence[float], scale: float) -> str:
-    found = interval(by_seed)
+    found = interval_or_none(by_seed)
     if found is None:
         return ""
     low, high = scale * found.low, scale * found.high

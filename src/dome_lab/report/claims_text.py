@@ -8,6 +8,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from dome.planning.units import size
 from dome_lab.paper.claims import FAILS, HOLDS, NOT_EVIDENCE, UNDECIDED, Claim
 from dome_lab.paper.cost import Prediction, kind_of
 from dome_lab.paper.jobs import Job
@@ -82,7 +83,7 @@ def cost_table(
     table = _table("figure", title="Predicted from a few steps on this machine")
     for heading in ("runs", "hours"):
         table.add_column(heading, justify="right")
-    table.add_column("memory a run, GiB", justify="right")
+    table.add_column("memory a run", justify="right")
     costs = {job: predictions[kind_of(job.key)] for job in jobs}
     for figure in dict.fromkeys(job.figure for job in jobs):
         mine = [cost for job, cost in costs.items() if job.figure == figure]
@@ -98,7 +99,7 @@ def _cells(costs: Sequence[Prediction], num_workers: int) -> tuple[str, str, str
     if too_large:
         hours += f", and {too_large} runs that do not fit into memory"
     memory = max(cost.memory for cost in costs)
-    return str(len(costs)), hours, f"{memory / 2**30:.1f}"
+    return str(len(costs)), hours, size(memory)
 
 
 def _table(*headings: str, title: str | None = None) -> Table:

@@ -40,13 +40,8 @@ def is_plain(settings: Settings) -> bool:
     return RUN not in settings and watches
 
 
-def arm_fields(settings: Settings) -> Settings:
-    """What is done to the gradient."""
-    return {name: settings[name] for name in ARM_FIELDS if name in settings}
-
-
 def other_fields(settings: Settings) -> Settings:
-    """Everything else."""
+    """All that is not done to the gradient."""
     return {name: v for name, v in settings.items() if name not in ARM_FIELDS}
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dome_lab.paper.statistics import Interval, student_interval
+from dome_lab.paper.statistics import Interval, interval_or_none, paired_changes
 from dome_lab.report.groups import Group
 from dome_lab.report.labels import other_fields
 from dome_lab.report.lines import number
@@ -66,12 +66,6 @@ def end(trial: Trial, column: str) -> float:
     return number(trial.rows[-1].get(column))
 
 
-def interval(values: Sequence[float]) -> Interval | None:
-    """The interval over seeds; None if there are too few, or one has no number."""
-    good = len(values) > 1 and all(map(math.isfinite, values))
-    return student_interval(values) if good else None
-
-
 def signed(change: Interval, scale: float, digits: int) -> str:
     """A difference with its interval."""
     mean, low, high = (
@@ -82,23 +76,21 @@ def signed(change: Interval, scale: float, digits: int) -> str:
 
 
 def _pair(name: str, plain: Group, filtered: Group) -> Pair:
-    without = {trial.seed: trial for trial in plain.trials}
-    with_ = {trial.seed: trial for trial in filtered.trials}
-    seeds = sorted(without.keys() & with_.keys())
-    before = [end(without[seed], "test_accuracy") for seed in seeds]
-    after = [end(with_[seed], "test_accuracy") for seed in seeds]
-    losses = [
-        end(with_[seed], "train_loss") - end(without[seed], "train_loss")
-        for seed in seeds
-    ]
+    before, after = (_ends(group, "test_accuracy") for group in (plain, filtered))
+    gains = paired_changes(after, before)
+    losses = paired_changes(_ends(filtered, "train_loss"), _ends(plain, "train_loss"))
     return Pair(
         name,
-        seeds,
-        _mean(before),
-        _mean(after),
-        interval([a - b for a, b in zip(after, before, strict=True)]),
-        interval(losses),
+        list(gains),
+        _mean([before[seed] for seed in gains]),
+        _mean([after[seed] for seed in gains]),
+        interval_or_none(list(gains.values())),
+        interval_or_none(list(losses.values())),
     )
+
+
+def _ends(group: Group, column: str) -> dict[int, float]:
+    return {trial.seed: end(trial, column) for trial in group.trials}
 
 
 def _mean(values: Sequence[float]) -> float:

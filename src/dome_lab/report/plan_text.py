@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 
 from dome.planning.training import Plan
-from dome.planning.workers import gigabytes
+from dome.planning.units import size
 
 
 def plan_heading(plans: Sequence[Plan], model: str, where: str) -> str:
@@ -14,7 +14,7 @@ def plan_heading(plans: Sequence[Plan], model: str, where: str) -> str:
     plan, ranks = plans[0], ", ".join(str(plan.rank) for plan in plans)
     return (
         f"{model}: {plan.dim:,} parameters, rank {ranks}, batches of "
-        f"{plan.batch_size}; {gigabytes(plan.available)} of memory {where}."
+        f"{plan.batch_size}; {size(plan.available)} of memory {where}."
     )
 
 
@@ -42,7 +42,7 @@ def plan_table(plans: Sequence[Plan], update_every: Sequence[int]) -> Table:
                 f"{plan.rank:,}" if place == 1 else "",
                 choice.layout,
                 str(choice.basis_dtype).removeprefix("torch."),
-                gigabytes(choice.memory),
+                size(choice.memory),
                 "[green]yes[/green]" if choice.fits else "[red]no[/red]",
                 f"{choice.largest_rank:,}",
                 *(_short(choice.seconds_with(n)) for n in update_every),
@@ -52,7 +52,7 @@ def plan_table(plans: Sequence[Plan], update_every: Sequence[int]) -> Table:
 
 
 def _short(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:,.{0 if seconds >= 100 * size else 1}f} {unit}"
+    for unit, one in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= one:
+            return f"{seconds / one:,.{0 if seconds >= 100 * one else 1}f} {unit}"
     return f"{1e6 * seconds:.0f} µs"

@@ -40,6 +40,7 @@ def figure_sections(folder: Path, scale: str) -> list[Section]:
     """
     modules = {name: figures.load_figure(name) for name in figures.figure_names()}
     plan = make_plan(modules, scale, folder)
+    broken = {damage.path: damage.notes for damage in plan.damage}
     claims = read_claims(folder)
     sections = []
     for figure in plan.figures:
@@ -54,6 +55,7 @@ def figure_sections(folder: Path, scale: str) -> list[Section]:
                 known_trials(runs),
                 read_facts(figure.rows_path),
                 mine,
+                notes=broken[figure.rows_path],
             )
         )
     return sections

@@ -7,6 +7,7 @@ each value of a column ``run``; ``step`` or ``epoch`` tells when they were taken
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from pathlib import Path
 from dome_lab.paper.claims import FAILS, HOLDS, NOT_EVIDENCE, UNDECIDED, Claim
 from dome_lab.paper.demo import ROWS_FILE
 from dome_lab.paper.figures import short_name
+from dome_lab.paper.lock import LockedError, locked
+from dome_lab.paper.mending import Damage, found_damage, mend
 from dome_lab.paper.reproduce import CLAIMS_FILE
 from dome_lab.paper.rows import (
     NUM_ROWS,
@@ -23,6 +26,8 @@ from dome_lab.paper.rows import (
     finished_runs,
     key_of,
     meta_path,
+    parse,
+    read_rows,
 )
 from dome_lab.report import claims_markdown
 from dome_lab.report.labels import MADE_BY, RUN
@@ -114,24 +119,18 @@ def read_claims(folder: Path) -> list[Claim]:
 
 
 def read_source(path: Path) -> Section:
-    """The section of one file."""
+    """The section of one file; what is broken in it is set aside and noted."""
+    _check_rows(path)
+    damage = _damage(path)
     content = path.read_bytes()
-    if not content.strip():
-        raise ValueError(f"{path} is empty: there are no rows to show")
-    rows, torn = _parsed(path, content)
-    trials, num_left_out = _trials(rows, path.stem)
+    rows = [row for line in content.splitlines(True) if (row := _row(line))]
+    trials, notes = _trials(rows, path.stem)
     if not trials:
         raise ValueError(f"{path} has no finished run: finish one, or name other rows")
     facts = read_facts(path)
     name = path.resolve().parent.name if path.name == ROWS_FILE else path.stem
     figure = short_name(str(facts.get("figure", name)))
     mine = [c for c in read_claims(path.parent) if short_name(c.figure) == figure]
-    notes = []
-    if torn or num_left_out:
-        notes.append(
-            f"{path.name}: {num_left_out + torn} rows of runs that are not finished "
-            "were left out."
-        )
     digest = hashlib.sha256(content).hexdigest()[:12]
     return Section(
         str(facts.get("figure", name)),
@@ -140,47 +139,69 @@ def read_source(path: Path) -> Section:
         facts,
         mine,
         [f"{path.name}: {len(rows):,} rows, SHA-256 {digest}…"],
-        notes,
+        [*damage.notes, *(f"{path.name}: {note}." for note in notes)],
     )
 
 
-def _parsed(path: Path, content: bytes) -> tuple[list[Row], int]:
-    """All rows, and whether half a line is at the end: somebody is still writing."""
-    lines = content.splitlines()
-    rows: list[Row] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line) if line.strip() else {}
-        except ValueError:
-            if number == len(lines) and rows:
-                return rows, 1
-            raise ValueError(
-                f"{path}, line {number}: not JSON; a report is made of files of rows "
-                "(JSON lines), or of folders with such files"
-            ) from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}, line {number}: a row is a JSON object")
-        if row:
-            rows.append(row)
-    return rows, 0
+def _check_rows(path: Path) -> None:
+    """Refuse a file that has no rows at all, by what its first line is."""
+    lines = [line for line in path.read_bytes().splitlines(True) if line.strip()]
+    if not lines:
+        raise ValueError(f"{path} is empty: there are no rows to show")
+    if any(_row(line) is not None for line in lines):
+        return
+    try:
+        json.loads(lines[0])
+    except ValueError:
+        raise ValueError(
+            f"{path}, line 1: not JSON; a report is made of files of rows (JSON "
+            "lines), or of folders with such files"
+        ) from None
+    raise ValueError(f"{path}, line 1: a row is a JSON object")
 
 
-def _trials(rows: Sequence[Row], name: str) -> tuple[list[Trial], int]:
-    """The runs among rows, and how many rows belong to unfinished ones."""
+def _damage(path: Path) -> Damage:
+    """What is broken; set aside if the file is ours and nobody is writing to it."""
+    found = found_damage(path)
+    ours = any(NUM_ROWS in row for row in read_rows(path))
+    if not (found.broken and ours and os.access(path, os.W_OK)):
+        return found
+    try:
+        with locked(path.parent):
+            return mend(path)
+    except (LockedError, PermissionError):  # somebody's at work, or for looking only
+        return found
+
+
+def _row(line: bytes) -> Row | None:
+    """A row, also of a loop that does not end its last line."""
+    return parse(line if line.endswith(b"\n") else line + b"\n")
+
+
+def _trials(rows: Sequence[Row], name: str) -> tuple[list[Trial], list[str]]:
+    """The runs among rows, and what is to be said about rows that are in none."""
     described = [row for row in rows if NUM_ROWS in row and key_of(row) is not None]
-    finished = finished_runs(described)
-    num_whole = sum(map(len, finished.values()))
     loose = [row for row in rows if NUM_ROWS not in row or key_of(row) is None]
+    if described:
+        finished = finished_runs(described)
+        notes, num_lost = [], len(described) - sum(map(len, finished.values()))
+        if num_lost:
+            notes.append(f"{num_lost} rows of runs that are not finished were left out")
+        if loose:
+            notes.append(
+                f"{len(loose)} rows that are not of dome were left out: keep them in a "
+                "file of their own"
+            )
+        return known_trials(finished), notes
     found: dict[tuple[str, int], list[Row]] = {}
     for row in loose:
         seed = row.get(SEED)
         key = str(row.get(RUN, name)), seed if isinstance(seed, int) else 0
         found.setdefault(key, []).append(row)
-    own = [
+    return [
         Trial({RUN: run}, seed, mine, known=False)
         for (run, seed), mine in found.items()
-    ]
-    return known_trials(finished) + own, len(described) - num_whole
+    ], []
 
 
 def _json(path: Path) -> object:

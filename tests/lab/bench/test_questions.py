@@ -116,7 +116,7 @@ def test_a_case_that_does_not_fit_is_left_out_with_the_reason(monkeypatch):
         memory.Config(cases=memory.LARGE[:1]), lambda what, share: None
     )
     (note,) = memory.table(rows).notes
-    assert note.endswith("16.00 GiB needed, 1.00 GiB available.")
+    assert note.endswith("17.2 GB needed, 1.07 GB available.")
 
 
 def test_the_cost_of_samples_is_the_difference_of_captured_and_plain():

@@ -1,9 +1,13 @@
 import json
+import os
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from dome.files import DiskFullError
 from dome_lab.cli import app
+from dome_lab.paper.arms import Arm
 
 SMALL = {
     "--num-train": 64,
@@ -112,3 +116,144 @@ def test_a_folder_as_file_is_refused(tmp_path):
     result = train(out=tmp_path)
     assert result.exit_code == 2
     assert result.output == f"dome: --out {tmp_path} is a folder: give a file\n"
+
+
+def without_seconds(path):
+    return [{k: v for k, v in r.items() if "seconds" not in k} for r in rows(path)]
+
+
+class Stop:
+    """Ctrl-C in the middle of an epoch: the steps before it were taken."""
+
+    def __init__(self, monkeypatch, num_steps):
+        self.left = num_steps
+        take = Arm.step
+
+        def step(arm):
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+            return take(arm)
+
+        monkeypatch.setattr(Arm, "step", step)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rate": None, "rank": None, "optimizer": "sgd", "momentum": 0.9, "lr": 0.01},
+        {"tracker": "svd", "update_every": 3, "layout": "layerwise"},
+        {"removes": "uncoded", "compressor": "topk+feedback", "oversample": 2},
+        {"removes": "nothing", "compressor": "qsgd", "rate": 2},
+        pytest.param(
+            {"removes": "hessian", "rank": 2, "update_every": 3},
+            marks=pytest.mark.slow,
+        ),
+        {"rank": None, "compressor": "powersgd+feedback", "rate": 4},
+    ],
+)
+def test_ctrl_c_keeps_whole_epochs_and_the_rows_are_the_same(
+    tmp_path, monkeypatch, options
+):
+    options = {"epochs": 3, "num_train": 48} | options
+    whole, path = tmp_path / "whole.jsonl", tmp_path / "rows.jsonl"
+    assert train(out=whole, **options).exit_code == 0
+    for num_steps, kept in ((4, 1), (2, 1), (4, 2)):  # three steps make an epoch
+        with monkeypatch.context() as patch:
+            Stop(patch, num_steps)
+            stopped = train(out=path, **options)
+        assert stopped.exit_code == 130, stopped.output
+        assert f"whole epochs are kept beside {path}" in stopped.output
+        assert not path.exists()
+        (state,) = tmp_path.glob("rows.jsonl.*.state")
+        assert len(json.loads(torch.load(state)["rows"])) == kept
+    finished = train(out=path, **options)
+    assert finished.exit_code == 0, finished.output
+    assert "Going on after epoch 2 of 3." in finished.output
+    assert without_seconds(path) == without_seconds(whole)
+    assert not list(tmp_path.glob("*.state"))
+
+
+def test_without_a_file_nothing_is_kept_and_that_is_said(monkeypatch):
+    Stop(monkeypatch, 5)
+    result = train()
+    assert result.exit_code == 130
+    assert "with --out whole epochs are" in result.output
+
+
+def test_a_state_that_cannot_be_used_is_told_and_the_run_begins_anew(
+    tmp_path, monkeypatch
+):
+    path = tmp_path / "rows.jsonl"
+    for damage, words in (
+        (lambda state: state.write_bytes(b"no state"), "cannot be read"),
+        (_made_elsewhere, "was made with another torch, not"),
+    ):
+        with monkeypatch.context() as patch:
+            Stop(patch, 5)
+            train(out=path)
+        (state,) = tmp_path.glob("*.state")
+        damage(state)
+        result = train(out=path)
+        assert result.exit_code == 0
+        assert words in " ".join(result.output.split())
+        assert "begins anew" in " ".join(result.output.split())
+        assert [row["epoch"] for row in rows(path)] == [1, 2]
+        path.unlink()
+
+
+def _made_elsewhere(path):
+    state = torch.load(path)
+    torch.save(state | {"made_with": "another torch"}, path)
+
+
+def test_a_disk_that_is_full_when_a_run_ends_loses_nothing_of_it(tmp_path, monkeypatch):
+    path = tmp_path / "rows.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr("dome_lab.paper.rows.append_bytes", full_disk)
+        result = train(out=path)
+    assert result.exit_code == 1
+    assert "disk full" in result.output
+    assert result.output.splitlines()[-1].startswith("dome: ")
+    assert not path.exists()
+    monkeypatch.setattr(Arm, "step", None)  # nothing is computed again
+    again = train(out=path)
+    assert again.exit_code == 0, again.output
+    assert [row["epoch"] for row in rows(path)] == [1, 2]
+
+
+def full_disk(path, content):
+    raise DiskFullError(f"disk full: {path}")
+
+
+def test_the_same_run_twice_at_once_is_refused_another_is_not(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    refused = []
+    take = Arm.step
+
+    def step(arm):
+        if not refused:
+            refused.append(None)
+            refused[0] = train(out=path)
+            assert train(out=path, seed=1).exit_code == 0
+        return take(arm)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Arm, "step", step)
+        assert train(out=path).exit_code == 0
+    assert refused[0].exit_code == 1
+    assert f"in use by process {os.getpid()}" in " ".join(refused[0].output.split())
+    assert sorted((row["seed"], row["epoch"]) for row in rows(path)) == [
+        *((0, 1), (0, 2)),
+        *((1, 1), (1, 2)),
+    ]
+
+
+def test_a_file_of_something_else_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes\nof years\n")
+    result = train(out=path)
+    assert result.exit_code == 2
+    assert "has no rows in it" in result.output
+    assert path.read_text() == "my notes\nof years\n"

@@ -193,8 +193,9 @@ def start(folder):
         "modules = {tiny_figure.NAME: tiny_figure}\n"
         "list(compute(make_plan(modules, 'smoke', pathlib.Path(sys.argv[1])), 2))\n"
     )
-    path = str(Path(tiny_figure.__file__).parent)
-    environment = os.environ | {"PYTHONPATH": path}
+    here = str(Path(tiny_figure.__file__).parent)
+    before = os.environ.get("PYTHONPATH", "")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([here, before])}
     return subprocess.Popen([sys.executable, "-c", code, str(folder)], env=environment)
 
 

@@ -2,11 +2,11 @@ import json
 
 import pytest
 
+from dome_lab.paper.mending import Damage, found_damage, mend, side_path
 from dome_lab.paper.rows import (
     append_run,
     finished_runs,
     key_of,
-    mend,
     meta_path,
     read_rows,
     read_runs,
@@ -54,10 +54,12 @@ def test_no_file_has_no_rows(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_cut_anywhere_keeps_its_whole_runs_and_takes_new_ones(path):
+def test_a_file_cut_anywhere_keeps_its_whole_runs_and_takes_new_ones(path, monkeypatch):
+    monkeypatch.setattr("dome.files.os.fsync", lambda handle: None)  # it would wait
     content = path.read_bytes()
     first = len(content) // 2  # both runs are equally long
-    for cut in range(len(content) + 1):
+    ends = {0, 1, first - 1, first, first + 1, len(content) - 1, len(content)}
+    for cut in sorted(ends | set(range(0, len(content), 9))):
         path.write_bytes(content[:cut])
         whole = [0, 1][: cut // first]
         assert seeds(path) == whole
@@ -87,14 +89,73 @@ def test_a_run_stored_twice_counts_once(path):
     assert finished_runs(read_rows(path))["train", a_run(1)][0]["loss"] == 1
 
 
-def test_rows_nobody_can_read_are_passed_over_and_left_alone(path):
+def test_rows_of_others_are_passed_over_and_left_alone(path):
     with path.open("a") as file:
-        file.write('{"seed": 7, "arm": "plain"}\n[1]\n')
+        file.write('{"seed": 7, "arm": "plain"}\n')
         file.write(json.dumps(a_run(8).columns() | {"rank": -1, "of": 1}) + "\n")
     append_run(path, rows_of(5))
-    mend(path)
+    before = path.read_bytes()
+    assert mend(path) == Damage(path)
     assert seeds(path) == [0, 1, 5]
-    assert '"seed": 7' in path.read_text()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("broken", [b"[1]", b'{"seed": ', b"\xff\xfe", b"\0\0\0x"])
+def test_a_broken_line_is_told_once_and_kept_aside_and_the_rest_is_used(path, broken):
+    whole = path.read_bytes()
+    path.write_bytes(broken + b"\n" + whole + b"\n" + broken + b"\n")
+    append_run(path, rows_of(5))
+    damage = mend(path)
+    assert damage.broken == (1, 7)  # the sixth is empty
+    assert damage.notes == [
+        "rows.jsonl, lines 1, 7 cannot be read, kept in rows.jsonl.broken; "
+        "the rest is used."
+    ]
+    assert seeds(path) == [0, 1, 5]
+    assert path.read_bytes().startswith(whole)
+    aside = [json.loads(line) for line in side_path(path).read_text().splitlines()]
+    kept = (broken + b"\n").decode(errors="backslashreplace")
+    assert aside == [{"line": 1, "was": kept}, {"line": 7, "was": kept}]
+    assert mend(path).notes == []
+    assert len(side_path(path).read_text().splitlines()) == 2
+
+
+def test_the_other_rows_of_a_run_with_a_broken_one_go_with_it(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for seed in (0, 1, 2):
+        append_run(path, rows_of(seed, length=3))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:4], b"x" + lines[4], *lines[5:]]))
+    damage = mend(path)
+    assert (damage.broken, damage.lacking) == ((5,), (4, 6))
+    assert damage.notes[1] == (
+        "rows.jsonl, lines 4, 6: of a run that lacks rows, kept in rows.jsonl.broken."
+    )
+    assert path.read_bytes() == b"".join(lines[:3] + lines[6:])
+    # Otherwise these two and the first row of a new run could be taken for a whole one.
+    append_run(path, rows_of(1, length=3))
+    assert finished_runs(read_rows(path))["train", a_run(1)][1]["epoch"] == 1
+
+
+def test_a_file_that_is_only_looked_at_is_left_as_it_is(path):
+    with path.open("a") as file:
+        file.write("broken\n")
+    append_run(path, rows_of(5))
+    before = path.read_bytes()
+    assert found_damage(path).notes == [
+        "rows.jsonl, line 5 cannot be read; the rest is used."
+    ]
+    assert path.read_bytes() == before
+    assert not side_path(path).exists()
+
+
+@pytest.mark.parametrize("content", ["my notes\n", "a\nb", "[1]\n", "{}", "\xff"])
+def test_a_file_that_has_no_rows_is_refused_and_not_touched(tmp_path, content):
+    path = tmp_path / "notes.txt"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"notes\.txt has no rows in it"):
+        mend(path)
+    assert path.read_text() == content
 
 
 def test_rows_of_other_kinds_are_other_rows(path):

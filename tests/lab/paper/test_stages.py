@@ -6,7 +6,7 @@ import pytest
 import tiny_figure
 
 from dome_lab.paper.reproduce import compute, conclude, make_plan
-from dome_lab.paper.stages import runs_so_far, staged_rows
+from dome_lab.paper.stages import runs_so_far
 
 NAME = "ext90_staged"
 FIRST = tiny_figure.runs(tiny_figure.Config(num_seeds=1, epochs=1))
@@ -42,11 +42,6 @@ def test_rows_that_are_there_ask_for_the_runs_of_later_stages():
     assert runs_so_far(FIRST, later_runs, rows_of_some(*FIRST)) == SECOND + FIRST
     there = rows_of_some(*FIRST, *SECOND)
     assert set(runs_so_far(FIRST, later_runs, there)) == {*FIRST, *SECOND, *THIRD}
-
-
-def test_all_stages_are_computed_one_after_the_other():
-    rows = list(staged_rows(FIRST, later_runs, lambda run: iter([run.columns()])))
-    assert [row["seed"] for row in rows] == [0, 0, 5, 5, 6, 6]
 
 
 @pytest.mark.slow

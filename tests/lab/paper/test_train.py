@@ -6,6 +6,7 @@ from torch import nn
 
 from dome.compression import GaussianSketch
 from dome_lab.paper import compressors, train
+from dome_lab.paper import training as under_way
 from dome_lab.paper.run import Run
 from dome_lab.paper.tasks.task import Task
 from dome_lab.paper.train import compute_run, evaluate, trained_model, training
@@ -132,7 +133,7 @@ def test_plain_training_learns_what_can_be_learned(task, monkeypatch):
 
 def test_train_loss_is_the_mean_over_the_batches_of_the_epoch(monkeypatch):
     losses = []
-    original = train.cross_entropy
+    original = under_way.cross_entropy
 
     def recorded(output, y):
         loss = original(output, y)
@@ -140,7 +141,7 @@ def test_train_loss_is_the_mean_over_the_batches_of_the_epoch(monkeypatch):
             losses.append(loss.item())
         return loss
 
-    monkeypatch.setattr(train, "cross_entropy", recorded)
+    monkeypatch.setattr(under_way, "cross_entropy", recorded)
     rows = rows_of(RUN)
     for row, mine in zip(rows, (losses[:4], losses[4:]), strict=True):
         assert row["train_loss"] == pytest.approx(sum(mine) / 4, abs=0)

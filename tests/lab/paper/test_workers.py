@@ -95,11 +95,13 @@ def test_processes_end_when_this_one_is_killed():
         "for _, pid in run_all(tiny_jobs.process_id_and_wait, [1, 2], 2):\n"
         "    print(pid, flush=True)\n"
     )
+    here = str(Path(tiny_jobs.__file__).parent)
+    before = os.environ.get("PYTHONPATH", "")
     parent = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(tiny_jobs.__file__).parent)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([here, before])},
     )
     pids = [int(parent.stdout.readline()) for _ in range(2)]
     parent.kill()

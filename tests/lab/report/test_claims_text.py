@@ -64,7 +64,7 @@ def test_predicted_hours_are_divided_among_processes():
     hours = {kind_of(job.key): Prediction(36_000.0, 2**31) for job in jobs}
     lines = shown(cost_table(jobs, hours, num_workers=2)).splitlines()
     assert [line.split() for line in lines if line.strip()][-1] == [
-        *("together", "1", "5.0", "2.0")
+        *("together", "1", "5.0", "2.15", "GB")
     ]
 
 

@@ -5,6 +5,7 @@ import pytest
 from made_rows import FILTERED, run_rows, write_arms, write_loose
 
 from dome_lab.paper.claims import HOLDS, Claim, write_claims
+from dome_lab.paper.lock import locked
 from dome_lab.paper.rows import append_run, record_session
 from dome_lab.report.sections import file_sections
 
@@ -60,7 +61,7 @@ def test_what_is_unfinished_is_left_out_and_noted(tmp_path):
     (section,) = file_sections([path])
     assert len(section.trials) == 5
     assert section.notes == [
-        "rows.jsonl: 3 rows of runs that are not finished were left out."
+        "rows.jsonl: 2 rows of runs that are not finished were left out."
     ]
     assert section.name == tmp_path.name
 
@@ -71,8 +72,7 @@ def test_what_is_unfinished_is_left_out_and_noted(tmp_path):
         ("", "is empty"),
         ("\n\n", "is empty"),
         ("not JSON\n", "line 1: not JSON"),
-        ('{"step": 1}\n{"step\n{"step": 3}\n', "line 2: not JSON"),
-        ("\x00\x01\n{}", "line 1: not JSON"),
+        ("\x00\x01\n{}", "has no finished run"),
         ("[1]\n", "line 1: a row is a JSON object"),
         ("{}\n", "has no finished run"),
     ],
@@ -90,6 +90,55 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
     path.write_bytes(b"\xff\xfe\x00\n\xff\n")
     with pytest.raises(ValueError, match="line 1: not JSON"):
         file_sections([path])
+
+
+def test_a_broken_line_of_ours_is_noted_and_kept_aside(tmp_path):
+    path = write_arms(tmp_path / "rows.jsonl")
+    whole = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*whole[:1], "broken\n", *whole[1:]]))
+    (section,) = file_sections([path])
+    assert len(section.trials) == 6  # the run around it lacks nothing
+    assert section.notes == [
+        "rows.jsonl, line 2 cannot be read, kept in rows.jsonl.broken; "
+        "the rest is used."
+    ]
+    assert (tmp_path / "rows.jsonl.broken").exists()
+    (again,) = file_sections([path])
+    assert again.notes == []
+
+
+def test_a_broken_line_of_another_loop_is_noted_and_left_where_it_is(tmp_path):
+    path = tmp_path / "own.jsonl"
+    path.write_text('{"step": 1}\n{"step\n{"step": 3}\n')
+    (section,) = file_sections([path])
+    assert len(section.trials[0].rows) == 2
+    assert section.notes == ["own.jsonl, line 2 cannot be read; the rest is used."]
+    assert path.read_text() == '{"step": 1}\n{"step\n{"step": 3}\n'
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_rows_of_others_among_ours_are_noted_and_not_charted(tmp_path):
+    path = write_arms(tmp_path / "rows.jsonl")
+    with path.open("a") as file:
+        file.write('{"step": 1, "train_loss": 9.0}\n{"epoch": 2, "loss": 3.0}\n')
+    (section,) = file_sections([path])
+    assert all(trial.known for trial in section.trials)
+    assert len(section.trials) == 6
+    assert section.notes == [
+        "rows.jsonl: 2 rows that are not of dome were left out: keep them in a file of "
+        "their own."
+    ]
+
+
+def test_a_file_that_somebody_writes_to_is_only_read(tmp_path):
+    path = write_arms(tmp_path / "rows.jsonl")
+    with path.open("a") as file:
+        file.write('broken\n{"half')
+    before = path.read_bytes()
+    with locked(tmp_path):
+        (section,) = file_sections([path])
+    assert section.notes == ["rows.jsonl, line 25 cannot be read; the rest is used."]
+    assert path.read_bytes() == before
 
 
 def test_a_run_cut_short_is_no_run(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +20,7 @@ from dome.compression import (
     TernGrad,
     TopK,
 )
+from dome_lab.bench.by_batch_size import SMOKE, Config
 from dome_lab.bench.questions import portion
 from dome_lab.bench.tables import TextTable, milliseconds, percent
 from dome_lab.bench.timing import Pace, Variant, measure, ratios, seconds_of, spread
@@ -66,32 +66,17 @@ COMPRESSORS: dict[str, Callable[[Shapes], Compressor]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Settings of the question; ``pace`` is that of one batch size."""
-
-    setting: str = "resnet8"
-    rank: int = 100
-    batch_sizes: Sequence[int] = (16, 128)
-    pace: Pace = field(default_factory=lambda: Pace(seconds=15))
-
-
 SCALES = {
-    "smoke": Config(
-        setting="resnet8 on 8x8",
-        rank=3,
-        batch_sizes=(5,),
-        pace=Pace(seconds=0, least=2),
-    ),
+    "smoke": SMOKE,
     "quick": Config(batch_sizes=(16,), pace=Pace(seconds=8)),
-    "usual": Config(),
+    "usual": Config(pace=Pace(seconds=15)),
     "full": Config(pace=Pace(seconds=60)),
 }
 
 
 def expected_seconds(config: Config) -> float:
     """About how long it takes."""
-    return len(config.batch_sizes) * config.pace.seconds
+    return config.expected_seconds()
 
 
 def compute(config: Config, tell: Tell) -> list[Row]:

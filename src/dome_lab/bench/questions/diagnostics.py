@@ -8,9 +8,8 @@ many, and its cost is spread over them; what is on demand is measured once.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,7 @@ from dome.diagnostics import (
     signal_to_noise,
     suggest_rank,
 )
+from dome_lab.bench.by_batch_size import SMOKE, Config
 from dome_lab.bench.questions import portion
 from dome_lab.bench.tables import TextTable, milliseconds, percent
 from dome_lab.bench.timing import Pace, Variant, measure, ratios, seconds_of, spread
@@ -42,32 +42,17 @@ TARGET = 0.02
 EVERY_STEP = {STATS, CSV, JSONL, BOARD, DRIFT, SUGGESTION}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Settings of the question; ``pace`` is that of one batch size."""
-
-    setting: str = "resnet8"
-    rank: int = 100
-    batch_sizes: Sequence[int] = (16, 128)
-    pace: Pace = field(default_factory=lambda: Pace(seconds=20))
-
-
 SCALES = {
-    "smoke": Config(
-        setting="resnet8 on 8x8",
-        rank=3,
-        batch_sizes=(5,),
-        pace=Pace(seconds=0, least=2),
-    ),
+    "smoke": SMOKE,
     "quick": Config(batch_sizes=(16,), pace=Pace(seconds=12)),
-    "usual": Config(),
+    "usual": Config(pace=Pace(seconds=20)),
     "full": Config(pace=Pace(seconds=60)),
 }
 
 
 def expected_seconds(config: Config) -> float:
     """About how long it takes."""
-    return len(config.batch_sizes) * (3 + config.pace.seconds)
+    return config.expected_seconds(beside=3)
 
 
 def compute(config: Config, tell: Tell) -> list[Row]:

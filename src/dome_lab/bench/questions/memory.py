@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 import dome
-from dome.planning.training import available_memory
+from dome.planning.memory import available_memory
+from dome.planning.units import size
 from dome_lab.bench.memory import (
     TIDY_MALLOC,
     in_fresh_process,
@@ -22,7 +23,7 @@ from dome_lab.bench.memory import (
     reset_peak,
 )
 from dome_lab.bench.paper_recipe import MISSING, grad_sample_module
-from dome_lab.bench.tables import TextTable, mebibytes
+from dome_lab.bench.tables import TextTable
 from dome_lab.bench.training import Loop, attach_paper_recipe, filtered_loop
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 OURS, PAPER = "ours", "paper's recipe"
 ALLOWED = 1.25  # times (d k + d B) numbers
-GIB = 2**30
+GIB = 2**30  # what a machine of "16 GB" has sixteen of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ def _obstacle(case: Case) -> str | None:
             return MISSING
     available = available_memory(torch.device("cpu"))
     if case.limit is not None and available < case.limit:
-        return f"{mebibytes(case.limit)} needed, {mebibytes(available)} available"
+        return f"{size(case.limit)} needed, {size(available)} available"
     return None
 
 
@@ -232,13 +233,13 @@ def table(rows: list[Row]) -> TextTable:
     lines = [
         [
             _name(row),
-            mebibytes(row["extra"]),
-            mebibytes(row["floor"]),
+            size(row["extra"]),
+            size(row["floor"]),
             f"{row['extra'] / row['floor']:.2f}",
             f"{ALLOWED}",
             _prediction(row),
-            mebibytes(row["highest"]),
-            "-" if row["limit"] is None else mebibytes(row["limit"]),
+            size(row["highest"]),
+            "-" if row["limit"] is None else size(row["limit"]),
         ]
         for row in measured
     ]
@@ -259,4 +260,4 @@ def _prediction(row: Row) -> str:
     if row["predicted"] is None:
         return "-"
     off = row["predicted"] / row["extra"] - 1 if row["extra"] > 0 else float("nan")
-    return f"{mebibytes(row['predicted'])} ({off:+.0%})"
+    return f"{size(row['predicted'])} ({off:+.0%})"

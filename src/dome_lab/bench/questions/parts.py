@@ -9,7 +9,6 @@ also measured on their own, on random samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dome.filter import GradientFilter
 from dome_lab.bench import floor
+from dome_lab.bench.by_batch_size import SMOKE, Config
 from dome_lab.bench.questions import portion
 from dome_lab.bench.tables import TextTable, milliseconds, percent
 from dome_lab.bench.timing import Pace, Round, Variant, measure, seconds_of, spread
@@ -30,32 +30,17 @@ if TYPE_CHECKING:
 SQUARE = 1024  # size of the square product whose rate the network's floor uses
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Settings of the question; ``pace`` is that of one batch size."""
-
-    setting: str = "resnet8"
-    rank: int = 100
-    batch_sizes: Sequence[int] = (16, 128)
-    pace: Pace = field(default_factory=lambda: Pace(seconds=45))
-
-
 SCALES = {
-    "smoke": Config(
-        setting="resnet8 on 8x8",
-        rank=3,
-        batch_sizes=(5,),
-        pace=Pace(seconds=0, least=2),
-    ),
+    "smoke": SMOKE,
     "quick": Config(pace=Pace(seconds=15)),
-    "usual": Config(),
+    "usual": Config(pace=Pace(seconds=45)),
     "full": Config(pace=Pace(seconds=90)),
 }
 
 
 def expected_seconds(config: Config) -> float:
     """About how long it takes."""
-    return len(config.batch_sizes) * (3 + config.pace.seconds)
+    return config.expected_seconds(beside=3)
 
 
 class _Staged:

@@ -7,9 +7,9 @@ round. The measurement of ``update_every=10`` is the average of ten steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dome_lab.bench.by_batch_size import SMOKE, Config
 from dome_lab.bench.floor import square_product
 from dome_lab.bench.paper_recipe import MISSING, quiet_hooks
 from dome_lab.bench.questions import portion
@@ -55,26 +55,13 @@ COLOURS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Settings of the question; ``pace`` is that of one batch size."""
-
-    setting: str = "resnet8"
-    rank: int = 100
-    batch_sizes: Sequence[int] = (16, 128)
-    pace: Pace = field(default_factory=lambda: Pace(seconds=120, least=9))
-
-
 SCALES = {
-    "smoke": Config(
-        setting="resnet8 on 8x8",
-        rank=3,
-        batch_sizes=(5,),
-        pace=Pace(seconds=0, least=2),
-    ),
+    "smoke": SMOKE,
     "quick": Config(pace=Pace(seconds=45)),
-    "usual": Config(),
-    "full": Config(batch_sizes=(8, 16, 32, 64, 128, 256)),
+    "usual": Config(pace=Pace(seconds=120, least=9)),
+    "full": Config(
+        batch_sizes=(8, 16, 32, 64, 128, 256), pace=Pace(seconds=120, least=9)
+    ),
 }
 
 

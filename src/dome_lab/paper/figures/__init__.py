@@ -3,10 +3,9 @@
 A figure's module has a docstring whose first line is the caption; ``Config`` (a frozen
 dataclass whose defaults are the paper's values) and ``SCALES`` with a configuration for
 "smoke" (seconds), "cpu" (real data, two cores) and "paper"; ``runs(config)``;
-``compute_run(run)``, which yields rows; ``compute(config)``, all of them in one go;
-``draw(rows)``; and ``judge(rows)``, a verdict on each of the figure's claims. One whose
-later runs depend on its first ones has ``later_runs(config, found)`` too
-(``stages.py``).
+``compute_run(run)``, which yields rows; ``draw(rows)``; and ``judge(rows)``, a verdict
+on each of the figure's claims. One whose later runs depend on its first ones has
+``later_runs(config, found)`` too (``stages.py``).
 """
 
 from __future__ import annotations
@@ -40,9 +39,6 @@ class FigureModule(Protocol):
 
     def compute_run(self, run: Run) -> Iterator[Row]:
         """The rows of one of them."""
-
-    def compute(self, config: Any) -> Iterator[Row]:  # noqa: ANN401 (as above)
-        """The rows of all of them, one run after another."""
 
     def draw(self, rows: Sequence[Row]) -> Figure:
         """The picture."""

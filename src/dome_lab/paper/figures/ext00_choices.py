@@ -10,13 +10,13 @@ among them, on a machine that did other work too.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
 from dome_lab.paper.points import draw_lines, end_values
@@ -24,7 +24,6 @@ from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
 from dome_lab.paper.series import distinct, ends, select
 from dome_lab.paper.tolerance import EQUAL
-from dome_lab.paper.train import compute_run
 
 UNFILTERED, PAPERS = "no filter", "the paper's filter"
 ALONE, EXACT = "removed part alone", "removed part exactly"
@@ -54,6 +53,7 @@ SCALES = {
     "cpu": Config(run=fig03.SCALES["cpu"].run, num_seeds=3),
     "smoke": Config(run=fig03.SCALES["smoke"].run, layer_rank=2, num_seeds=2),
 }
+compute_run = train.compute_run
 
 
 def runs(config: Config) -> list[Run]:
@@ -77,12 +77,6 @@ def runs(config: Config) -> list[Run]:
         for rate in config.rates
         for seed in range(config.num_seeds)
     ]
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -12,8 +12,8 @@ Hessian eigenvectors had not converged after several minutes; 2,000 training ima
 B = 32, 8 epochs, 3 seeds. A run took about 45 s of one core: 5 core-minutes in all.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -21,10 +21,10 @@ from matplotlib.figure import Figure
 from dome_lab.paper import drawing
 from dome_lab.paper.alignment import GAUSS_NEWTON, HESSIAN, compute_alignment
 from dome_lab.paper.claims import Claim, Finding, above, claim, missing, paired
-from dome_lab.paper.dynamics import both_arms
+from dome_lab.paper.dynamics import dynamics_runs
 from dome_lab.paper.looking import COVARIANCE, TRACKED
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import FILTERED, PLAIN, Run
+from dome_lab.paper.run import FILTERED, PLAIN, Repeated, Run
 from dome_lab.paper.series import (
     averages,
     curves,
@@ -51,17 +51,9 @@ MATRICES = {HESSIAN: "Hessian", GAUSS_NEWTON: "Gauss-Newton matrix"}
 BASES = {TRACKED: "tracked U", COVARIANCE: "covariance of the same samples"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Settings of the figure: a run of it, and how many seeds."""
-
-    run: Run = PAPER
-    num_seeds: int = 5
-
-
 SCALES = {
-    "paper": Config(),
-    "cpu": Config(
+    "paper": Repeated(run=PAPER),
+    "cpu": Repeated(
         run=replace(
             PAPER,
             model="mlp",
@@ -72,7 +64,7 @@ SCALES = {
         ),
         num_seeds=3,
     ),
-    "smoke": Config(
+    "smoke": Repeated(
         run=replace(
             PAPER,
             task="digits",
@@ -87,20 +79,8 @@ SCALES = {
         num_seeds=2,
     ),
 }
-
-
-def runs(config: Config) -> list[Run]:
-    """A filtered run and one that only watches, for every seed."""
-    return both_arms(config.run, config.num_seeds)
-
-
+runs = dynamics_runs
 compute_run = compute_alignment
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield rows of overlaps, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -10,7 +10,7 @@ Scale cpu: a network of linear layers as in ext01, 2,000 training images, B = 32
 epochs, 4 learning rates, 3 seeds.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
@@ -62,12 +62,6 @@ def runs(config: Config) -> list[Run]:
 
 
 compute_run = compute_drift
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield rows of overlaps, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

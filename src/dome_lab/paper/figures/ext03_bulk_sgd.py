@@ -11,14 +11,14 @@ epochs, 3 seeds. What a step takes is part of the figure.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.dynamics import LOSS_MARGIN, SCORE_MARGIN
 from dome_lab.paper.figures import ext01_curvature_alignment as ext01
@@ -28,7 +28,6 @@ from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
 from dome_lab.paper.series import averages, curves, ends, number, select, stacked
 from dome_lab.paper.statistics import student_band
-from dome_lab.paper.train import compute_run
 
 PAPER = ext01.PAPER
 TIME = "processor_seconds"
@@ -60,6 +59,7 @@ SCALES = {
     "cpu": Config(run=ext01.SCALES["cpu"].run, num_seeds=3),
     "smoke": Config(run=ext01.SCALES["smoke"].run, num_classes=3, every=4, num_seeds=2),
 }
+compute_run = train.compute_run
 
 
 def runs(config: Config) -> list[Run]:
@@ -72,12 +72,6 @@ def runs(config: Config) -> list[Run]:
         replace(run, rank=C, removes="hessian", update_every=config.every),
     ]
     return [replace(arm, seed=s) for arm in arms for s in range(config.num_seeds)]
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -11,22 +11,20 @@ Scale cpu: MNIST with 6,000 images and CIFAR-10 with 5,000, B = 128, 10 epochs, 
 seeds. Adam at rates none, 10, 100 and 1,000; SGD with momentum at none and 100.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
 from dome_lab.paper.series import select
-from dome_lab.paper.stages import Found, staged_rows
-from dome_lab.paper.train import compute_run
+from dome_lab.paper.stages import Found
 from dome_lab.paper.tuned import Case, cases_of, draw_ends, draw_way
 from dome_lab.paper.tuning import TEST, Grid, equal_epochs, first_trials, search, trial
 
@@ -99,10 +97,7 @@ def later_runs(config: Config, found: Found) -> list[Run]:
     return [run for case in config.cases for run in _later(case, config, found)]
 
 
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    later = partial(later_runs, config)
-    yield from staged_rows(runs(config), later, compute_run)
+compute_run = train.compute_run
 
 
 def draw(rows: Sequence[Row]) -> Figure:

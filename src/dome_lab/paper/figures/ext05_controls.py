@@ -11,14 +11,13 @@ Scale cpu: as ext04, without CIFAR-10.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.figures import ext04_tuned as ext04
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
@@ -27,9 +26,8 @@ from dome_lab.paper.points import draw_lines, end_values
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
 from dome_lab.paper.series import ends, number, select
-from dome_lab.paper.stages import Found, staged_rows
+from dome_lab.paper.stages import Found
 from dome_lab.paper.tolerance import EQUAL
-from dome_lab.paper.train import compute_run
 from dome_lab.paper.tuning import TEST, Grid, first_trials, search
 
 RATE = 100.0
@@ -106,10 +104,7 @@ def later_runs(config: Config, found: Found) -> list[Run]:
     return wanted
 
 
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    later = partial(later_runs, config)
-    yield from staged_rows(runs(config), later, compute_run)
+compute_run = train.compute_run
 
 
 def draw(rows: Sequence[Row]) -> Figure:

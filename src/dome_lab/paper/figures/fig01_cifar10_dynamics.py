@@ -8,21 +8,16 @@ Scale cpu: 2,500 training and 2,000 test images, 10 epochs, 3 seeds; all else is
 paper's. An epoch took 8 s on one core without evaluation: 8 core-minutes in all.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
+from dome_lab.paper import train
 from dome_lab.paper.claims import Claim
-from dome_lab.paper.dynamics import (
-    both_arms,
-    draw_dynamics,
-    judge_convergence,
-    judge_fraction,
-)
+from dome_lab.paper.dynamics import draw_dynamics, dynamics_runs, judge_dynamics
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import Run
-from dome_lab.paper.train import compute_run
+from dome_lab.paper.run import Repeated, Run
 
 PAPER = Run(
     task="cifar10",
@@ -36,20 +31,12 @@ PAPER = Run(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Settings of the figure: a run of it, and how many seeds."""
-
-    run: Run = PAPER
-    num_seeds: int = 5
-
-
 SCALES = {
-    "paper": Config(),
-    "cpu": Config(
+    "paper": Repeated(run=PAPER),
+    "cpu": Repeated(
         run=replace(PAPER, num_train=2500, num_test=2000, epochs=10), num_seeds=3
     ),
-    "smoke": Config(
+    "smoke": Repeated(
         run=replace(
             PAPER, task="digits", num_train=128, num_test=100, rank=10, epochs=2
         ),
@@ -58,15 +45,8 @@ SCALES = {
 }
 
 
-def runs(config: Config) -> list[Run]:
-    """Both arms of every seed."""
-    return both_arms(config.run, config.num_seeds)
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
+runs = dynamics_runs
+compute_run = train.compute_run
 
 
 def draw(rows: Sequence[Row]) -> Figure:
@@ -75,9 +55,5 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
-    """Convergence, and what the fraction does."""
-    group = {"": list(rows)}
-    return [
-        *judge_convergence("fig01", group, "test_accuracy"),
-        *judge_fraction("fig01", group),
-    ]
+    """Convergence, and whether the fraction follows the loss."""
+    return judge_dynamics("fig01", rows, "test_accuracy")

@@ -10,21 +10,16 @@ steps a run. Tried on 300 images with one seed and no filter, it was still at ch
 after 180 steps, at learning rate 0.1 and at 0.01.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
+from dome_lab.paper import train
 from dome_lab.paper.claims import Claim
-from dome_lab.paper.dynamics import (
-    both_arms,
-    draw_dynamics,
-    judge_convergence,
-    judge_fraction,
-)
+from dome_lab.paper.dynamics import draw_dynamics, dynamics_runs, judge_dynamics
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import Run
-from dome_lab.paper.train import compute_run
+from dome_lab.paper.run import Repeated, Run
 
 PAPER = Run(
     task="tiny_imagenet",
@@ -36,20 +31,12 @@ PAPER = Run(
     momentum=0.9,
     rank=200,
 )
-MAX_JOBS = {"paper": 1}  # 11 GiB a run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Settings of the figure: a run of it, and how many seeds."""
-
-    run: Run = PAPER
-    num_seeds: int = 5
+MAX_JOBS = {"paper": 1}  # 12 GB a run
 
 
 SCALES = {
-    "paper": Config(),
-    "cpu": Config(
+    "paper": Repeated(run=PAPER),
+    "cpu": Repeated(
         run=replace(
             PAPER,
             model="resnet8",
@@ -62,7 +49,7 @@ SCALES = {
         ),
         num_seeds=3,
     ),
-    "smoke": Config(
+    "smoke": Repeated(
         run=replace(
             PAPER,
             task="digits",
@@ -78,15 +65,8 @@ SCALES = {
 }
 
 
-def runs(config: Config) -> list[Run]:
-    """Both arms of every seed."""
-    return both_arms(config.run, config.num_seeds)
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
+runs = dynamics_runs
+compute_run = train.compute_run
 
 
 def draw(rows: Sequence[Row]) -> Figure:
@@ -95,9 +75,5 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
-    """Convergence, and what the fraction does."""
-    group = {"": list(rows)}
-    return [
-        *judge_convergence("fig02", group, "test_accuracy"),
-        *judge_fraction("fig02", group),
-    ]
+    """Convergence, and whether the fraction follows the loss."""
+    return judge_dynamics("fig02", rows, "test_accuracy")

@@ -12,12 +12,12 @@ and from 0.32 to 0.56 with B = 32, which makes four times the steps in about the
 time. So the size of the gain is that of this setting, not of the paper's.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
@@ -27,7 +27,6 @@ from dome_lab.paper.tolerance import (
     draw_tolerance,
     judge_tolerance,
 )
-from dome_lab.paper.train import compute_run
 
 PAPER = Run(
     task="mnist",
@@ -71,17 +70,12 @@ SCALES = {
         num_seeds=2,
     ),
 }
+compute_run = train.compute_run
 
 
 def runs(config: Config) -> list[Run]:
     """Both arms of every rate and seed."""
     return across_rates(config.run, config.rates, config.num_seeds)
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -8,12 +8,12 @@ on a machine that did other work too; k = 1000 would add about 15.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, Finding, claim, missing, paired
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
 from dome_lab.paper.points import draw_points, end_values, point_band
@@ -21,7 +21,6 @@ from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
 from dome_lab.paper.series import distinct, ends, select
 from dome_lab.paper.tolerance import EQUAL
-from dome_lab.paper.train import compute_run
 
 NUM_CLASSES = 10
 SQUARE = NUM_CLASSES**2
@@ -50,6 +49,7 @@ SCALES = {
         num_seeds=2,
     ),
 }
+compute_run = train.compute_run
 
 
 def runs(config: Config) -> list[Run]:
@@ -59,12 +59,6 @@ def runs(config: Config) -> list[Run]:
         for rank in (*reversed(config.ranks), None)
         for seed in range(config.num_seeds)
     ]
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -8,14 +8,14 @@ Scale cpu: 4,000 training images, gradients of 2,000 of them, 3 seeds. A run too
 on one core: 4 core-minutes in all.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
 from dome_lab.paper.claims import Claim
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import Run
+from dome_lab.paper.run import Repeated, Run
 from dome_lab.paper.spectrum import compute_spectrum, draw_spectra, judge_spectrum
 
 PAPER = Run(
@@ -30,36 +30,22 @@ PAPER = Run(
 NUM_CLASSES = 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Settings of the figure: a run of it, and how many seeds."""
-
-    run: Run = PAPER
-    num_seeds: int = 5
-
-
 SCALES = {
-    "paper": Config(),
-    "cpu": Config(run=replace(PAPER, num_train=4000, num_test=500), num_seeds=3),
-    "smoke": Config(
+    "paper": Repeated(run=PAPER),
+    "cpu": Repeated(run=replace(PAPER, num_train=4000, num_test=500), num_seeds=3),
+    "smoke": Repeated(
         run=replace(PAPER, task="digits", num_train=150, num_test=100, epochs=1),
         num_seeds=2,
     ),
 }
 
 
-def runs(config: Config) -> list[Run]:
+def runs(config: Repeated) -> list[Run]:
     """One unfiltered run a seed."""
     return [replace(config.run, seed=seed) for seed in range(config.num_seeds)]
 
 
 compute_run = compute_spectrum
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an eigenvalue, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

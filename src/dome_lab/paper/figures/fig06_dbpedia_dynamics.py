@@ -10,22 +10,21 @@ and 0.1 with momentum 0.9, tried on the unfiltered arm alone (seed 0), 0.5 learn
 without momentum, which the paper does not mention. It was not tuned for either arm.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from matplotlib.figure import Figure
 
+from dome_lab.paper import train
 from dome_lab.paper.claims import Claim
 from dome_lab.paper.dynamics import (
-    both_arms,
     draw_dynamics,
-    judge_convergence,
-    judge_fraction,
+    dynamics_runs,
+    judge_dynamics,
     judge_similar_end,
 )
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import Run
-from dome_lab.paper.train import compute_run
+from dome_lab.paper.run import Repeated, Run
 
 PAPER = Run(
     task="dbpedia",
@@ -38,23 +37,15 @@ PAPER = Run(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """Settings of the figure: a run of it, and how many seeds."""
-
-    run: Run = PAPER
-    num_seeds: int = 5
-
-
 SCALES = {
-    "paper": Config(),
-    "cpu": Config(
+    "paper": Repeated(run=PAPER),
+    "cpu": Repeated(
         run=replace(
             PAPER, num_train=3200, num_test=2000, batch_size=64, lr=0.5, epochs=5
         ),
         num_seeds=3,
     ),
-    "smoke": Config(
+    "smoke": Repeated(
         run=replace(
             PAPER,
             task="made_text",
@@ -70,15 +61,8 @@ SCALES = {
 }
 
 
-def runs(config: Config) -> list[Run]:
-    """Both arms of every seed."""
-    return both_arms(config.run, config.num_seeds)
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
+runs = dynamics_runs
+compute_run = train.compute_run
 
 
 def draw(rows: Sequence[Row]) -> Figure:
@@ -87,10 +71,8 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
-    """Convergence, and what the fraction does."""
-    group = {"": list(rows)}
+    """Convergence, what the fraction does, and whether macro-F1 becomes similar."""
     return [
-        *judge_convergence("fig06", group, "test_macro_f1"),
-        *judge_fraction("fig06", group),
+        *judge_dynamics("fig06", rows, "test_macro_f1"),
         judge_similar_end("fig06", rows, "test_macro_f1"),
     ]

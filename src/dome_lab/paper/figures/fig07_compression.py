@@ -6,12 +6,12 @@ Scale cpu: as fig03. Measured: 41 minutes for all runs one after the other, fig0
 among them, on a machine that did other work too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
 from dome_lab.paper.names import subset_name
@@ -24,7 +24,6 @@ from dome_lab.paper.tolerance import (
     draw_tolerance,
     judge_tolerance,
 )
-from dome_lab.paper.train import compute_run
 
 CIFAR = replace(fig03.PAPER, task="cifar10")
 
@@ -54,18 +53,13 @@ SCALES = {
         num_seeds=2,
     ),
 }
+compute_run = train.compute_run
 
 
 def runs(config: Config) -> list[Run]:
     """Both arms of every rate and seed, on both data sets."""
     cifar = across_rates(config.cifar, config.rates, config.num_seeds)
     return [*fig03.runs(config.mnist), *cifar]
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -5,31 +5,26 @@ Claims: as fig05, which owns the computation.
 Scale cpu: as fig05. A run took 62 s on one core: 3 core-minutes in all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from matplotlib.figure import Figure
 
 from dome_lab.paper.claims import Claim
 from dome_lab.paper.figures import fig05_cifar10_spectrum as fig05
-from dome_lab.paper.figures.fig05_cifar10_spectrum import Config, compute_run, runs
 from dome_lab.paper.rows import Row
+from dome_lab.paper.run import Repeated
 from dome_lab.paper.spectrum import draw_spectra, judge_spectrum
 
 PAPER = replace(fig05.PAPER, task="mnist")
 NUM_CLASSES = 10
 
 SCALES = {
-    "paper": Config(run=PAPER),
-    "cpu": Config(run=replace(PAPER, num_train=4000, num_test=500), num_seeds=3),
+    "paper": Repeated(run=PAPER),
+    "cpu": Repeated(run=replace(PAPER, num_train=4000, num_test=500), num_seeds=3),
     "smoke": fig05.SCALES["smoke"],
 }
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an eigenvalue, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
+runs, compute_run = fig05.runs, fig05.compute_run
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -8,12 +8,12 @@ epochs, 3 seeds. Measured: 37 minutes for all runs one after the other, fig01's 
 them, on a machine that did other work too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.dynamics import SCORE_MARGIN, both_arms
 from dome_lab.paper.figures import fig01_cifar10_dynamics as fig01
@@ -21,7 +21,6 @@ from dome_lab.paper.points import draw_points
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
 from dome_lab.paper.series import curves, distinct, select, stacked
-from dome_lab.paper.train import compute_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +45,7 @@ SCALES = {
         run=fig01.SCALES["smoke"].run, epochs=((16, 2), (64, 2)), num_seeds=2
     ),
 }
+compute_run = train.compute_run
 
 
 def runs(config: Config) -> list[Run]:
@@ -57,12 +57,6 @@ def runs(config: Config) -> list[Run]:
             replace(config.run, batch_size=batch_size, epochs=epochs), config.num_seeds
         )
     ]
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -5,12 +5,12 @@ Claims: as fig01, at every batch size. The runs are among fig09's.
 Scale cpu: fig09's runs at B = 4, 64, 256 and 1,000; no cost of its own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim
 from dome_lab.paper.dynamics import draw_panels, judge_convergence, judge_fraction
 from dome_lab.paper.figures import fig01_cifar10_dynamics as fig01
@@ -18,7 +18,6 @@ from dome_lab.paper.figures import fig09_batch_size_accuracy as fig09
 from dome_lab.paper.figures.fig09_batch_size_accuracy import Config
 from dome_lab.paper.rows import Row
 from dome_lab.paper.series import distinct, select
-from dome_lab.paper.train import compute_run
 
 SCORE = "test_accuracy"
 
@@ -35,12 +34,7 @@ SCALES = {
     "smoke": fig09.SCALES["smoke"],
 }
 runs = fig09.runs
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
+compute_run = train.compute_run
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -10,13 +10,13 @@ other work too.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.compressors import NUMBER_BITS
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
@@ -25,7 +25,6 @@ from dome_lab.paper.points import draw_lines, end_values
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import COMPRESSORS, FILTERED, PLAIN, Run
 from dome_lab.paper.series import distinct, ends, select
-from dome_lab.paper.train import compute_run
 
 ALL_CAN, FEW_CAN = 15.0, 100.0
 SPARSE = ("gaussian", "hadamard", "randomk", "randomk+feedback", "topk+feedback")
@@ -52,6 +51,7 @@ SCALES = {
         num_seeds=2,
     ),
 }
+compute_run = train.compute_run
 
 
 def runs(config: Config) -> list[Run]:
@@ -63,12 +63,6 @@ def runs(config: Config) -> list[Run]:
         for rank in (config.run.rank, None)
         for seed in range(config.num_seeds)
     ]
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -13,7 +13,7 @@ arm, and rank 10 were set beforehand and not tuned. One trial with seed 0 on twi
 images (4 epochs, ε = 3) had been seen: 0.83 for DP-SGD, 0.89 public, 0.83 released.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
@@ -91,12 +91,6 @@ def runs(config: Config) -> list[Run]:
         for epsilon in config.epsilons
         for seed in range(config.num_seeds)
     ]
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row an epoch, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -16,7 +16,7 @@ plain gradients and 1,000 and 100 on filtered ones: on plain ones three of six j
 runs diverged, on filtered ones one of six nearly did.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -110,12 +110,6 @@ def runs(config: Config) -> list[Run]:
         for arm, penalised in NAMES
         for seed in range(config.num_seeds)
     ]
-
-
-def compute(config: Config) -> Iterator[Row]:
-    """Yield a row a task, run after run."""
-    for run in runs(config):
-        yield from compute_run(run)
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -1,10 +1,10 @@
 from dataclasses import replace
 
 import pytest
+from paper.figures.made import staged_rows
 
 from dome_lab.paper.claims import FAILS, HOLDS
 from dome_lab.paper.figures import ext04_tuned as ext04
-from dome_lab.paper.stages import staged_rows
 from dome_lab.paper.tuned import cases_of
 from dome_lab.paper.tuning import Grid
 
@@ -32,9 +32,7 @@ def made_run(run):
 
 @pytest.fixture(scope="module")
 def rows():
-    made = staged_rows(
-        ext04.runs(CONFIG), lambda found: ext04.later_runs(CONFIG, found), made_run
-    )
+    made = staged_rows(ext04, CONFIG, made_run)
     # A seed of one arm is moved: seeds that agree to the last digit have no interval.
     return [
         row | {"test_accuracy": row["test_accuracy"] + 0.01}
@@ -80,16 +78,10 @@ def test_a_filter_that_is_behind_is_said_to_be(rows):
 
 def test_where_one_rate_is_best_for_both_the_longer_runs_serve_both():
     config = replace(CONFIG, adam=Grid(rates=(3e-3,), most_beyond=0))
-    rows = staged_rows(
-        ext04.runs(config), lambda found: ext04.later_runs(config, found), made_run
-    )
+    rows = staged_rows(ext04, config, made_run)
     judged = [row for row in rows if row["split"] == "test" and row["rank"] is None]
     assert {row["epochs"] for row in judged} == {8}
-    (case,) = cases_of(
-        staged_rows(
-            ext04.runs(config), lambda found: ext04.later_runs(config, found), made_run
-        )
-    )
+    (case,) = cases_of(rows)
     assert case.plain is not case.filtered
     assert case.plain_ends() == pytest.approx({0: 0.2, 1: 0.20025, 2: 0.2005})
 

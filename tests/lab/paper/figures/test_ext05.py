@@ -1,9 +1,8 @@
 import pytest
-from paper.figures.made import training_rows
+from paper.figures.made import staged_rows, training_rows
 
 from dome_lab.paper.claims import FAILS, HOLDS
 from dome_lab.paper.figures import ext05_controls as ext05
-from dome_lab.paper.stages import staged_rows
 from dome_lab.paper.tuning import Grid
 
 CONFIG = ext05.Config(
@@ -24,10 +23,8 @@ def made_run(run):
 
 @pytest.fixture(scope="module")
 def verdicts():
-    rows = staged_rows(
-        ext05.runs(CONFIG), lambda found: ext05.later_runs(CONFIG, found), made_run
-    )
-    return {claim.name: claim.verdict for claim in ext05.judge(list(rows))}
+    rows = staged_rows(ext05, CONFIG, made_run)
+    return {claim.name: claim.verdict for claim in ext05.judge(rows)}
 
 
 def test_controls_are_judged_against_the_filter_and_against_none(verdicts):
@@ -46,9 +43,7 @@ def test_what_sends_more_bytes_is_compared_with_what_sends_as_many(verdicts):
 
 
 def test_every_control_has_a_name_of_its_own():
-    rows = staged_rows(
-        ext05.runs(CONFIG), lambda found: ext05.later_runs(CONFIG, found), made_run
-    )
+    rows = staged_rows(ext05, CONFIG, made_run)
     judged = {row["seed"] for row in rows if row["split"] == "test"}
     assert judged == {0, 1, 2}
     controls = ext05.variants(CONFIG.run, CONFIG.ranks, CONFIG.power_rate)

@@ -82,17 +82,6 @@ def test_no_text_leaves_the_figure(name):
     assert whole.x1 < drawn.get_figwidth() + 0.05
 
 
-@pytest.mark.paper
-def test_compute_yields_the_rows_of_every_run():
-    figure = load_figure("fig02")
-    rows = list(figure.compute(figure.SCALES["smoke"]))
-    strip = [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
-    expected = smoke_rows(figure)
-    assert strip == [
-        {k: v for k, v in row.items() if "seconds" not in k} for row in expected
-    ]
-
-
 def test_arms_are_told_apart_without_colour():
     assert len(set(drawing.DASHES.values())) == len(drawing.DASHES)
     assert len(set(drawing.MARKERS.values())) == len(drawing.MARKERS)

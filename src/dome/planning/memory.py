@@ -1,0 +1,63 @@
+"""Bytes that a filter takes, bytes that there are, and the rank that fits into them.
+
+Letters: D parameters, K directions, B samples.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from dome.numerics.linalg import block_rows
+
+FLOAT = 4  # bytes of a number in gradients and samples
+SMALL = 8  # and in matrices of K or B rows
+
+
+def filter_memory(
+    dims: Sequence[int], rank: int, batch_size: int, itemsize: int
+) -> int:
+    """Bytes of bases, samples, one block of rows, small matrices, gradient copies.
+
+    Args:
+        dims: D of each basis.
+        rank: K, which no basis has more of than it has rows.
+        batch_size: B.
+        itemsize: Bytes in which a number of a basis is stored.
+    """
+    basis = sum(dim * min(rank, dim) for dim in dims) * itemsize
+    samples = sum(dims) * batch_size * FLOAT
+    a_row = min(rank, max(dims)) + batch_size
+    block = min(block_rows(a_row), max(dims)) * a_row * FLOAT
+    small = sum(min(rank, dim) ** 2 for dim in dims) + 3 * batch_size**2
+    return basis + samples + block + SMALL * small + 3 * FLOAT * sum(dims)
+
+
+def largest_rank(memory: Callable[[int], float], most: int, available: float) -> int:
+    """The largest K whose memory is available, by bisection; 0 if none is.
+
+    Args:
+        memory: Bytes by K, never falling.
+        most: No K is larger.
+        available: Bytes.
+    """
+    fitting, too_much = 0, most + 1
+    while too_much - fitting > 1:
+        middle = (fitting + too_much) // 2
+        if memory(middle) <= available:
+            fitting = middle
+        else:
+            too_much = middle
+    return fitting
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    info = Path("/proc/meminfo")
+    if info.exists():
+        fields = dict(line.split(":") for line in info.read_text().splitlines())
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,83 @@
+"""Ctrl-C, from the first line of the command to its last.
+
+Python's own handler raises ``KeyboardInterrupt`` wherever the program happens to be. In
+a callback of the garbage collector, which runs while modules are imported, Python
+prints such an exception and drops it, and some libraries catch everything: the press is
+lost. So there are two ways here:
+
+- While the command starts there is nothing to put in order, and the process ends at
+  once, without an exception that could be dropped.
+- While it works (``working``) the exception is raised. If it is dropped it is raised
+  again, by a timer where Python tells of it, else at the next step (``check``). The
+  third press ends the process without more ado; its workers end with it.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+INTERRUPTED = 130
+MOST_PRESSES = 3
+_WORDS = {False: b"stopped; nothing was begun\n", True: b"stopped\n"}
+AGAIN = 0.05  # seconds until a dropped interrupt is raised again
+
+_presses = 0
+_is_working = False
+
+
+def install() -> None:
+    """Take over Ctrl-C, unless this process was started not to hear it."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # ignored, as a script's background jobs do; or taken over already
+    signal.signal(signal.SIGINT, _pressed)
+    if hasattr(signal, "setitimer"):  # not on Windows
+        signal.signal(signal.SIGALRM, _raise_again)
+        before = sys.unraisablehook
+
+        def hook(dropped: "sys.UnraisableHookArgs") -> None:
+            if dropped.exc_type is KeyboardInterrupt:
+                signal.setitimer(signal.ITIMER_REAL, AGAIN)
+            else:
+                before(dropped)
+
+        sys.unraisablehook = hook
+
+
+@contextmanager
+def working() -> Iterator[None]:
+    """From here on there is something to put in order when it is stopped."""
+    global _is_working  # noqa: PLW0603 - one process, one keyboard
+    before, _is_working = _is_working, True
+    try:
+        yield
+    finally:
+        _is_working = before
+
+
+def check() -> None:
+    """Raise what was pressed and has not arrived; called between steps."""
+    if _presses:
+        raise KeyboardInterrupt
+
+
+def arrived() -> None:
+    """The interrupt is being dealt with."""
+    global _presses  # noqa: PLW0603 - as above
+    _presses = 0
+
+
+def _pressed(_number: int, _frame: FrameType | None) -> None:
+    global _presses  # noqa: PLW0603 - as above
+    _presses += 1
+    if not _is_working or _presses >= MOST_PRESSES:
+        os.write(2, _WORDS[_is_working])
+        os._exit(INTERRUPTED)
+    raise KeyboardInterrupt
+
+
+def _raise_again(_number: int, _frame: FrameType | None) -> None:
+    if _presses:
+        raise KeyboardInterrupt
