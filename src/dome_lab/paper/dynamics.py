@@ -4,8 +4,7 @@ The rows hold one pair of arms a seed. In the arm called plain the tracker only 
 so that the fraction is known there too.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,29 +17,23 @@ from dome_lab.paper.claims import (
     Finding,
     below,
     claim,
-    correlated,
-    missing,
     paired,
 )
+from dome_lab.paper.following import FOLLOWS, follows
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Repeated, Run
 from dome_lab.paper.series import (
-    Curves,
     averages,
     curves,
     ends,
-    number,
     select,
     stacked,
 )
-from dome_lab.paper.statistics import Array, rank_correlation, student_band
+from dome_lab.paper.statistics import student_band
 
 LOSS_MARGIN = 0.05  # of the plain loss
 SCORE_MARGIN = 0.02  # accuracy or macro-F1
-FOLLOWS = 0.8  # rank correlation above which the fraction follows the loss
-FEWEST_EPOCHS = 5  # that a rank correlation is worth computing for
 MOST = 0.5  # of ‖g‖: if less than this is kept, most of it is removed
-SETTLED = 1500  # steps after which ρ is told again: what the first ones do is left out
 SCORES = {"test_accuracy": "test accuracy", "test_macro_f1": "macro-F1"}
 
 
@@ -149,7 +142,7 @@ def judge_fraction(figure: str, groups: dict[str, list[Row]]) -> list[Claim]:
             "fraction follows loss",
             "Along the unfiltered run, Spearman's ρ over epochs of fraction and "
             f"training loss is above {FOLLOWS}{everywhere}.",
-            [_correlation(prefix, rows) for prefix, rows in groups.items()],
+            [follows(prefix, rows) for prefix, rows in groups.items()],
         ),
         claim(
             figure,
@@ -213,52 +206,6 @@ def _scores(prefix: str, rows: Sequence[Row], score: str) -> list[Finding]:
         )
         for when, value in (("mean", averages), ("last", ends))
     ]
-
-
-def _correlation(prefix: str, rows: Sequence[Row]) -> Finding:
-    """Seed by seed for the interval; the averaged curves' ρ, the paper's, beside it."""
-    name, plain = f"{prefix}Spearman's ρ", select(rows, arm=PLAIN)
-    loss, fraction = curves(plain, "train_loss"), curves(plain, "fraction")
-    num_epochs = min((len(run) for run in loss.values()), default=0)
-    if num_epochs < FEWEST_EPOCHS:
-        return replace(missing(name), words=f"{name}: {num_epochs} epochs are too few")
-    values = [rank_correlation(fraction[s], loss[s]) for s in loss]
-    finding = correlated(name, values, num_epochs, FOLLOWS)
-    averaged = rank_correlation(
-        stacked(fraction).mean(axis=0), stacked(loss).mean(axis=0)
-    )
-    told = {
-        "averaged curves": averaged,
-        "first differences": _mean_correlation(fraction, loss, np.diff),
-        f"from step {SETTLED:,} on": _mean_correlation(
-            fraction, loss, lambda run: run[_settled(plain) :]
-        ),
-    }
-    told = {what: rho for what, rho in told.items() if math.isfinite(rho)}
-    words = [f"{rho:.3g} for {what}" for what, rho in told.items()]
-    return replace(
-        finding,
-        numbers=finding.numbers | {f"{name}, {what}": r for what, r in told.items()},
-        words=", ".join([finding.words, *words]),
-    )
-
-
-def _mean_correlation(
-    fraction: Curves, loss: Curves, part: Callable[[Array], Array]
-) -> float:
-    """Spearman's ρ of a part of both curves, mean over seeds; NaN if it is short."""
-    found = [(part(fraction[seed]), part(loss[seed])) for seed in loss]
-    if min(len(x) for x, _ in found) < FEWEST_EPOCHS:
-        return math.nan
-    return sum(rank_correlation(x, y) for x, y in found) / len(found)
-
-
-def _settled(rows: Sequence[Row]) -> int:
-    """How many epochs the first steps take; all if it is not known of how many."""
-    num_train, batch_size = rows[0].get("num_train"), number(rows[0], "batch_size")
-    if not isinstance(num_train, int):
-        return len(rows)
-    return math.ceil(SETTLED / (num_train // batch_size))
 
 
 def _higher(prefix: str, rows: Sequence[Row]) -> Finding:

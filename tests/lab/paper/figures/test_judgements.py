@@ -348,3 +348,16 @@ def test_ewc_is_judged_on_each_stream_by_itself():
     found = verdicts("tab03", rows)
     assert [v for name, v in found.items() if name.startswith("split")] == [HOLDS] * 3
     assert [v for name, v in found.items() if name.startswith("perm")] == [FAILS] * 3
+
+
+def test_each_way_to_average_has_its_own_verdict_and_parts():
+    run = replace(RUN, epochs=40, removes="nothing", num_train=12_800)
+    falling = np.linspace(0.9, 0.4, 40)
+    rows = seeds(replace(run, optimizer="ema"), fraction=falling)
+    rows += seeds(run, fraction=falling[::-1])
+    found = verdicts("ext06", rows)
+    assert found["MNIST, averaging momentum: whole run"] == HOLDS
+    assert found["MNIST, averaging momentum: from step 1,500 on"] == HOLDS
+    assert found["MNIST, SGD: whole run"] == FAILS
+    assert found["MNIST, SGD: from step 1,500 on"] == FAILS
+    assert len(found) == 6
