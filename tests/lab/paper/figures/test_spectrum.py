@@ -164,3 +164,24 @@ def test_a_run_that_diverged_is_drawn_and_decides_nothing():
     lost = [r | {"eigenvalue": math.nan} if r["seed"] == 1 else r for r in rows]
     load_figure("fig05").draw(lost).draw_without_rendering()
     assert set(verdicts(lost).values()) == {UNDECIDED}
+
+
+def tracked_rows(spectrum, num_seeds=3):
+    rng = np.random.default_rng(0)
+    run = replace(RUN, removes="nothing", rank=300)
+    return [
+        replace(run, seed=seed).columns()
+        | {"epoch": epoch, "eigenvalues": noisy(spectrum[:200], rng).tolist()}
+        for seed in range(num_seeds)
+        for epoch in range(1, RUN.epochs + 1)
+    ]
+
+
+def test_tracked_eigenvalues_are_judged_by_the_same_slopes():
+    def found(spectrum):
+        claims = load_figure("ext07").judge(tracked_rows(spectrum))
+        return [claim.verdict for claim in claims]
+
+    assert found(as_in_the_paper()) == [HOLDS, HOLDS]
+    assert found(as_in_the_paper(num_large=5)) == [FAILS, HOLDS]
+    assert found(np.exp(-0.02 * np.log(INDEX) ** 3)) == [FAILS, FAILS]
