@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 import dome.numerics.tall
 from dome import StreamingPower, per_sample_gradients
-from dome.numerics.linalg import largest_angle
+from dome.numerics.angles import largest_angle
 from dome_lab.bench.training import Loop
 
 RANK = 100

@@ -1,3 +1,5 @@
+import subprocess
+
 import pytest
 import torch
 
@@ -7,3 +9,17 @@ torch.set_num_threads(1)  # small matrices: a second thread costs more than it b
 @pytest.fixture
 def rng():
     return torch.Generator().manual_seed(1234)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of 64 kB; only root may make one."""
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no mount here")
+    if done.returncode:
+        pytest.skip("mounting a file system needs root")
+    yield tmp_path
+    subprocess.run(["umount", str(tmp_path)], check=True)

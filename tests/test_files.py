@@ -1,6 +1,5 @@
 import errno
 import os
-import subprocess
 from dataclasses import fields
 from types import SimpleNamespace
 
@@ -117,20 +116,6 @@ def test_a_recorder_on_a_full_disk_keeps_its_records_and_goes_on_later(
         assert path.read_bytes() == before + line
         with pytest.raises(ValueError, match="was closed: open it again"):
             recorder.record(fake)
-
-
-@pytest.fixture
-def tiny_disk(tmp_path):
-    """A file system of 64 kB; only root may make one."""
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("no mount here")
-    if done.returncode:
-        pytest.skip("mounting a file system needs root")
-    yield tmp_path
-    subprocess.run(["umount", str(tmp_path)], check=True)
 
 
 def test_a_state_that_torch_writes_onto_a_full_disk_is_told_as_that(tiny_disk):

@@ -2,30 +2,16 @@
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from dome.filter import GradientFilter
+from dome.hooking import Hooked
+from dome.torch_private import runs_step_hooks
 
-
-class Steps(Protocol):
-    """What can be called before an optimizer's step: a filter of any kind."""
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether an optimizer calls this filter."""
-
-    def step(self) -> None:
-        """Filter ``.grad`` in place."""
-
-    def hook_into(self, handle: RemovableHandle) -> None:
-        """Remember a hook that calls this filter, for ``detach`` to remove."""
-
-
-_filter_of: "weakref.WeakKeyDictionary[Optimizer, Steps]" = weakref.WeakKeyDictionary()
+_filter_of: "weakref.WeakKeyDictionary[Optimizer, Hooked]" = weakref.WeakKeyDictionary()
 
 
 def attach(
@@ -48,7 +34,7 @@ def attach(
         The filter; ``.detach()`` undoes this call.
     """
     check_no_filter(optimizer)
-    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+    if not runs_step_hooks(optimizer):
         raise ValueError(
             f"{type(optimizer).__name__} is a wrapper that runs no hooks of torch: use "
             f"dome.integrations.accelerate.attach, or attach to the optimizer inside"
@@ -69,13 +55,13 @@ def check_no_filter(optimizer: Optimizer) -> None:
         )
 
 
-def call_before_step(optimizer: Optimizer, grad_filter: Steps) -> None:
+def call_before_step(optimizer: Optimizer, grad_filter: Hooked) -> None:
     """Let an optimizer call a filter before every step, or after every closure."""
     grad_filter.hook_into(optimizer.register_step_pre_hook(_before_step(grad_filter)))
     _filter_of[optimizer] = grad_filter
 
 
-def _before_step(grad_filter: Steps) -> Callable[..., Any]:
+def _before_step(grad_filter: Hooked) -> Callable[..., Any]:
     def hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         # args[0] is the optimizer itself: torch hooks the unbound method.
         position = len(args) > 1

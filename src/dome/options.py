@@ -1,29 +1,71 @@
-"""What a filter does at which step: when it takes samples, how much it removes."""
+"""The options of every filter: in one process, over workers, private.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+All are checked here, once, before anything is hooked or allocated.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
 
 import torch
+from torch import Tensor
+
+from dome.parameters import LAYOUTS
+from dome.samples import KINDS
+from dome.trackers import TRACKERS, Tracker
 
 LOSS_REDUCTIONS = ("mean", "sum")
 
+Downstream = Callable[[Tensor], Tensor]
+TrackerFactory = Callable[..., Tracker]
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Options of a filter that depend on the number of the step alone.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterOptions:
+    """What a filter does, apart from the model it does it to.
 
     Attributes:
-        update_every: Samples are taken on every n-th step.
+        rank: Number of directions K; with ``layout="layerwise"`` the number for each
+            layer (at most its size), or a dictionary from layer names to numbers, where
+            layers not named are left alone.
+        tracker: "power" (the paper's), "svd", or a function (dim, rank) -> tracker.
+        layout: "global", one basis for all parameters, or "layerwise", one per layer.
+        samples: "per_sample", or "microbatch": the backward passes of one step are the
+            samples, which works with every layer.
+        update_every: Take samples on every n-th step only.
+        oversample: Track this many directions more than are removed.
         strength: Multiplies the removed part, in [0, 1]; or a function of the step.
         warmup: Number of first steps that only watch.
+        forget: None averages all batches (the paper); a number in (0, 1) is the weight
+            of the newest batch.
+        after: What the filtered gradient (D,) goes through, in order.
         loss_reduction: How the loss sums up samples: "mean" or "sum".
-        scaler: The scaler whose factor samples carry.
+        generator: Source of the initial basis; without one a fixed seed is used.
+        basis_dtype: Storage of the basis: torch.float32, float64 or bfloat16; the
+            parameters' own precision (at least float32) if not given.
+        batch_dim: Which dimension of the model's input enumerates samples, if not 0.
+        ignore_penalty: Do not ask whether the samples account for all of the gradient,
+            where a term of the loss is no sample's: a penalty other than L1 or L2.
+        scaler: The ``torch.amp.GradScaler`` in use, so that its factor is taken out.
     """
 
-    update_every: int
-    strength: float | Callable[[int], float]
-    warmup: int
-    loss_reduction: str
+    rank: int | Mapping[str, int]
+    tracker: str | TrackerFactory = "power"
+    layout: str = "global"
+    samples: str = "per_sample"
+    update_every: int = 1
+    oversample: int = 0
+    strength: float | Callable[[int], float] = 1.0
+    warmup: int = 0
+    forget: float | None = None
+    after: Downstream | Sequence[Downstream] = ()
+    loss_reduction: str = "mean"
+    generator: torch.Generator | None = None
+    basis_dtype: torch.dtype | None = None
+    batch_dim: int | None = None
+    ignore_penalty: bool = False
     scaler: torch.amp.GradScaler | None = None
 
     def __post_init__(self) -> None:
@@ -33,13 +75,53 @@ class Schedule:
             )
         if self.warmup < 0:
             raise ValueError(f"warmup must not be negative, got {self.warmup}")
-        if self.loss_reduction not in LOSS_REDUCTIONS:
-            raise ValueError(
-                f"loss_reduction must be one of {LOSS_REDUCTIONS}, "
-                f"got {self.loss_reduction!r}"
-            )
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} must be one of {known}, got {getattr(self, name)!r}"
+                )
         if not callable(self.strength):
             _check_strength(self.strength)
+        if callable(self.tracker):
+            if self.oversample or self.forget is not None:
+                raise ValueError(
+                    "oversample and forget belong to the named trackers: "
+                    "set them in your own tracker's constructor"
+                )
+        elif self.tracker not in TRACKERS:
+            raise ValueError(
+                f"tracker must be one of {tuple(TRACKERS)} or a function (dim, rank) "
+                f"-> tracker, got {self.tracker!r}"
+            )
+
+    @classmethod
+    def named(cls, owner: str, options: Mapping[str, Any]) -> "FilterOptions":
+        """The options given by keywords to ``owner``; an unknown one is named."""
+        known = [field.name for field in fields(cls)]
+        for name in options:
+            if name not in known:
+                close = get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]!r}? " if close else ""
+                raise TypeError(
+                    f"{owner} has no option {name!r}: {hint}The options are "
+                    f"{', '.join(known)}"
+                )
+        return cls(**options)
+
+    def described(self) -> dict[str, str]:
+        """Every option in words that are the same wherever it is the same."""
+        words = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            name: getattr(value, "__qualname__", None) or type(value).__qualname__
+            if callable(value) or name in ("after", "generator", "scaler")
+            else repr(value)
+            for name, value in words.items()
+        }
+
+    @property
+    def stages(self) -> tuple[Downstream, ...]:
+        """What the filtered gradient goes through, in order."""
+        return (self.after,) if callable(self.after) else tuple(self.after)
 
     def takes_samples(self, step: int) -> bool:
         """Whether samples are taken at this step."""
@@ -60,9 +142,45 @@ class Schedule:
         scale = float(num_rows) if self.loss_reduction == "mean" else 1.0
         return scale if self.scaler is None else scale / self.scaler.get_scale()
 
+    def tracker_for(self, dim: int, rank: int, **where: Any) -> Tracker:  # noqa: ANN401
+        """A tracker of these options; ``where`` is its dtype, device and shard."""
+        if callable(self.tracker):
+            where = {name: where[name] for name in ("shard",) if name in where}
+            return self.tracker(dim, rank, **where)
+        where["dtype"] = self.basis_dtype or where["dtype"]
+        return TRACKERS[self.tracker](
+            dim,
+            rank,
+            oversample=self.oversample,
+            forget=self.forget,
+            generator=self.generator,
+            **where,
+        )
+
+
+CHOICES = {"layout": LAYOUTS, "samples": KINDS, "loss_reduction": LOSS_REDUCTIONS}
+
 
 def _check_strength(strength: float) -> None:
     if not 0 <= strength <= 1:
         raise ValueError(
             f"strength must lie between 0 (remove nothing) and 1, got {strength}"
         )
+
+
+def signature_of(*, leading: Sequence[str], more: Sequence[str]) -> inspect.Signature:
+    """What ``help()`` shows of a filter that takes these options by keyword.
+
+    Args:
+        leading: Arguments in front of the options, without defaults.
+        more: Keywords behind them, None by default.
+    """
+    kinds = inspect.Parameter
+    ours = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in leading]
+    options = [
+        kinds(field.name, kinds.KEYWORD_ONLY, default=field.default)
+        for field in fields(FilterOptions)
+        if field.name not in leading
+    ]
+    rest = [kinds(name, kinds.KEYWORD_ONLY, default=None) for name in more]
+    return inspect.Signature([*ours, *options, *rest])

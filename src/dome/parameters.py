@@ -11,7 +11,8 @@ from itertools import compress
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from dome.torch_private import copy_all_, flattened, unflattened
 
 LAYOUTS = ("global", "layerwise")
 
@@ -106,7 +107,7 @@ class Layout:
             torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
         ]
         try:
-            flat = _flatten_dense_tensors(grads)
+            flat = flattened(grads)
         except RuntimeError:
             self._check(grads)
             raise
@@ -131,12 +132,12 @@ class Layout:
 
     def scatter_(self, vector: Tensor) -> None:
         """Write a flat gradient (D,) into ``.grad``, where there is one."""
-        pieces = _unflatten_dense_tensors(vector, self.parameters)
+        pieces = unflattened(vector, self.parameters)
         there = [p.grad is not None for p in self.parameters]
         if any(there):
             targets = [p.grad for p in self.parameters if p.grad is not None]
             # One call for all: a call a parameter costs more than what it copies.
-            torch._foreach_copy_(targets, list(compress(pieces, there)))
+            copy_all_(targets, list(compress(pieces, there)))
 
 
 def _slots(named: list[tuple[str, nn.Parameter]]) -> tuple[Slot, ...]:

@@ -80,45 +80,7 @@ def check_model(layout: Layout, state: Mapping[str, Tensor]) -> None:
         )
 
 
-def check_blocks(
-    own: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Tensor]
-) -> None:
-    """Refuse a state whose blocks, ranks or storage differ, before any is loaded.
-
-    Args:
-        own: The present state of every block's tracker.
-        state: The checkpoint.
-    """
-    saved = {
-        name.removeprefix(BLOCK).removesuffix(".basis"): value
-        for name, value in state.items()
-        if name.startswith(BLOCK) and name.endswith(".basis")
-    }
-    if set(saved) != set(own):
-        raise ValueError(
-            f"the checkpoint has bases for {_short(saved)}, this filter for "
-            f"{_short(own)}: use the same layout and rank"
-        )
-    for name, entries in own.items():
-        there, here = saved[name], entries["basis"]
-        if there.shape != here.shape:
-            raise ValueError(
-                f"the basis of {name!r} tracks {there.shape[1]} directions in the "
-                f"checkpoint and {here.shape[1]} here: use the same rank and oversample"
-            )
-        if there.dtype != here.dtype:
-            raise ValueError(
-                f"the basis of {name!r} is stored as {there.dtype} in the checkpoint, "
-                f"as {here.dtype} here: use the same basis_dtype"
-            )
-        missing = sorted(key for key in entries if f"{BLOCK}{name}.{key}" not in state)
-        if missing:
-            raise ValueError(
-                f"the checkpoint of {name!r} has no {missing[0]!r}: it was written by "
-                f"another tracker, use the same tracker and oversample"
-            )
-
-
-def _short(names: Mapping[str, object]) -> str:
+def short(names: Mapping[str, object]) -> str:
+    """The first few of some names, for a message."""
     listed = ", ".join(repr(name) for name in list(names)[:3])
     return listed + (f" and {len(names) - 3} more" if len(names) > 3 else "")

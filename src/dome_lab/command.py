@@ -8,4 +8,9 @@ def main() -> None:
     interrupts.install()
     from dome_lab.cli import main as run
 
-    run()
+    try:
+        run()
+    except SystemExit as end:
+        if end.code == interrupts.INTERRUPTED:
+            interrupts.leave()
+        raise

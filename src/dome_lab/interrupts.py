@@ -1,9 +1,9 @@
 """Ctrl-C, from the first line of the command to its last.
 
-Python's own handler raises ``KeyboardInterrupt`` wherever the program happens to be. In
-a callback of the garbage collector, which runs while modules are imported, Python
-prints such an exception and drops it, and some libraries catch everything: the press is
-lost. So there are two ways here:
+Python's own handler raises ``KeyboardInterrupt`` wherever the program happens to be.
+torch imports numpy from C++ while it is imported itself, and clears whatever is raised
+in there; in a callback of the garbage collector Python drops the exception: the press
+is lost. So there are two ways here:
 
 - While the command starts there is nothing to put in order, and the process ends at
   once, without an exception that could be dropped.
@@ -16,8 +16,9 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import NoReturn
 
 INTERRUPTED = 130
 MOST_PRESSES = 3
@@ -67,6 +68,18 @@ def arrived() -> None:
     """The interrupt is being dealt with."""
     global _presses  # noqa: PLW0603 - as above
     _presses = 0
+
+
+def leave() -> NoReturn:
+    """End an interrupted process with the code for that.
+
+    Where Python code was run by C code when Ctrl-C was pressed, Python remembers it as
+    unhandled, and would in the end kill itself with the signal.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # closed at the other end
+            stream.flush()
+    os._exit(INTERRUPTED)
 
 
 def _pressed(_number: int, _frame: FrameType | None) -> None:

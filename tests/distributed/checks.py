@@ -27,7 +27,7 @@ from dome.compression import (
     RandomK,
     TopK,
 )
-from dome.numerics.linalg import largest_angle
+from dome.numerics.angles import largest_angle
 
 CHECKS = {}
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}

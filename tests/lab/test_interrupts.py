@@ -133,8 +133,9 @@ def interrupted(moment, folder):
         return "lost", words, process.communicate()[1]
     if process.returncode == 130 and complaint.startswith("stopped"):
         return ("stopped" if complaint.count("\n") == 1 else "wordy"), words, complaint
-    if process.returncode == -signal.SIGINT and "dome_lab" not in complaint:
-        return "before the first line", words, complaint  # Python itself was starting
+    # Python itself was starting, or was still importing what takes Ctrl-C over.
+    if "KeyboardInterrupt" in complaint and "dome_lab/cli" not in complaint:
+        return "before the first line", words, complaint
     return process.returncode, words, complaint
 
 
@@ -142,9 +143,27 @@ def interrupted(moment, folder):
 def test_ctrl_c_at_fifty_random_moments_always_stops_it_in_one_line(tmp_path):
     chosen = random.Random(7)
     # Squared: half of the moments are in the first two seconds, where it starts.
-    moments = [(n, LONGEST * chosen.random() ** 2) for n in range(NUM_MOMENTS)]
+    moments = [(n, 0.1 + LONGEST * chosen.random() ** 2) for n in range(NUM_MOMENTS)]
     with ThreadPoolExecutor(2) as pool:
         ends = list(pool.map(lambda moment: interrupted(moment, tmp_path), moments))
     good = {"stopped", "before the first line", "over"}
-    assert [end for end in ends if end[0] not in good] == []
-    assert sum(end[0] == "stopped" for end in ends) >= 0.7 * NUM_MOMENTS
+    bad = [end for end in ends if end[0] not in good]
+    assert not bad, "\n\n".join(f"{what} {words}\n{said}" for what, words, said in bad)
+    assert sum(end[0] == "stopped" for end in ends) >= 0.6 * NUM_MOMENTS
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_torch_imports_numpy_is_lost_by_torch_and_not_by_us():
+    # torch/csrc imports numpy while torch._C is made, and clears whatever is raised.
+    press = (
+        "class Press:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'numpy':\n"
+        "            sys.meta_path.remove(self)\n"
+        f"            {PRESS}"
+        "sys.meta_path.insert(0, Press())\n"
+    )
+    lost = python(press + "import torch; print('went on')")
+    assert lost.stdout == "went on\n"  # if not, torch has learned: this test may go
+    done = python(INSTALL + press + "import torch; print('went on')")
+    assert (done.returncode, done.stdout) == (130, "")

@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import dome
-from dome.numerics.linalg import largest_angle
+from dome.numerics.angles import largest_angle
 from dome.privacy.sampling import PoissonSampler
 
 SILENT = 1e-9  # a noise multiplier with which nothing but the noise is missing

@@ -16,7 +16,7 @@ from privacy.setting import (
     train,
 )
 
-from dome.numerics.linalg import largest_angle
+from dome.numerics.angles import largest_angle
 from dome.privacy.releases import clipped_sum_, second_moment_, without_span_
 
 # The sum of a batch in another order: rounding of numbers of the size of B · C.

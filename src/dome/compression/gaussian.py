@@ -53,6 +53,9 @@ class GaussianSketch:
         self.rate, self.value_dtype = rate, value_dtype
         self._generator = generator
         self._is_default = generator is None
+        self._saved: Tensor | None = (
+            None  # of a generator whose device is not known yet
+        )
         self._noise = Noise(seed)
 
     def __repr__(self) -> str:
@@ -112,22 +115,25 @@ class GaussianSketch:
         state = self._noise.state_dict()
         if self._generator is not None:
             state["generator"] = self._generator.get_state()
+        elif self._saved is not None:
+            state["generator"] = self._saved.clone()
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on with the noise of a saved state; one from before any use starts it."""
         # States from before messages were counted have no step.
         self._noise.load_state_dict({"step": torch.tensor(0), **state})
-        if "generator" not in state and self._is_default:
+        if self._is_default:
             self._generator = None
-        if "generator" in state:
-            if self._generator is None:
-                self._generator = torch.Generator()
-            self._generator.set_state(state["generator"].cpu())
+        self._saved = state["generator"].cpu() if "generator" in state else None
+        if self._generator is not None and self._saved is not None:
+            _restore(self._generator, self._saved)
 
     def _random(self, device: torch.device) -> torch.Generator:
         if self._generator is None:
             self._generator = torch.Generator(device).manual_seed(DEFAULT_SEED)
+            if self._saved is not None:
+                _restore(self._generator, self._saved)
         return self._generator
 
     def _format(self, device: torch.device) -> Format:
@@ -159,3 +165,14 @@ class GaussianSketch:
                 dtype=like.dtype,
             )
             yield rows, block.mul_(m**-0.5)
+
+
+def _restore(generator: torch.Generator, saved: Tensor) -> None:
+    try:
+        generator.set_state(saved)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the saved noise of a GaussianSketch was not drawn on {generator.device}, "
+            f"and generators of other kinds draw other numbers: go on where it was "
+            f"saved, or leave 'generator' out of the state ({error})"
+        ) from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dome.numerics.linalg import coefficients, squared_norms
+from dome.numerics.passes import multiply, squared_norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ def signal_to_noise(grads: Tensor, basis: Tensor | None = None) -> SignalToNoise
     deviation = grads - mean
     spread, length = _squares(deviation), _squares(mean)
     if basis is not None:
-        spread -= float(coefficients(basis, deviation).square().sum())
-        length -= float(coefficients(basis, mean).square().sum())
+        spread -= float(multiply(deviation, basis).square().sum())
+        length -= float(multiply(mean, basis).square().sum())
     return from_squares(spread, length, len(grads))
 
 

@@ -4,7 +4,7 @@ Shapes: samples g_b (D,), b = 1..B; the basis U (D, K), block-diagonal when laye
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,51 +61,91 @@ def captured_fraction(captured: Tensor, total: Tensor) -> Tensor:
 
 
 def collect_stats(
-    trackers: Sequence[Tracker], step: int, kept_norm: float, seconds: float
+    trackers: Sequence[Tracker],
+    step: int,
+    norms: tuple[Tensor, Tensor] | None,
+    seconds: float,
 ) -> FilterStats:
-    """Put the records of all blocks together."""
+    """Put the records of all blocks together; the device is asked once.
+
+    Args:
+        trackers: One per block.
+        step: Steps taken so far.
+        norms: ‖g‖ before and after the filter; None before the first step.
+        seconds: What the last step took.
+    """
     updates = [t.last_update for t in trackers if t.last_update is not None]
     # A block that left the newest batch out still has the record of an older one.
     updates = [u for u in updates if u.total.shape == updates[-1].total.shape]
-    fraction = drift = before = after = math.nan
+    asked: dict[str, Tensor] = {}
+    if norms is not None:
+        asked |= {"before": norms[0], "after": norms[1]}
     if updates:
-        # The projector is block-diagonal: squared norms add over blocks.
-        captured = torch.stack([u.captured for u in updates]).sum(dim=0)
-        total = torch.stack([u.total for u in updates]).sum(dim=0)
-        fraction = float(captured_fraction(captured, total))
-        before, after = _signal_to_noise(updates, captured, total)
-        drift = float(torch.stack([u.drift for u in updates]).square().mean().sqrt())
+        asked |= _sums_over_blocks(updates)
+    asked |= {
+        f"rank {i}": update.effective_rank
+        for i, update in enumerate(t.last_update for t in trackers)
+        if update is not None and update.effective_rank is not None
+    }
+    known = _numbers(asked)
+    before, after = known.get("before", 1.0), known.get("after", 1.0)
+    kept = after / before if before > 0 else 1.0
+    ratios = _signal_to_noise(known, len(updates[-1].total)) if updates else NEITHER
     return FilterStats(
         step=step,
-        fraction=fraction,
-        kept_norm=kept_norm,
-        removed_share=1 - kept_norm**2,
-        signal_to_noise=before,
-        signal_to_noise_after=after,
-        effective_rank=sum(t.effective_rank for t in trackers),
-        drift=drift,
+        fraction=known.get("fraction", math.nan),
+        kept_norm=kept,
+        removed_share=1 - kept**2,
+        signal_to_noise=ratios[0],
+        signal_to_noise_after=ratios[1],
+        effective_rank=sum(
+            # Asked for one by one only where the record does not have it.
+            known.get(f"rank {i}") or tracker.effective_rank
+            for i, tracker in enumerate(trackers)
+        ),
+        drift=known.get("drift", math.nan),
         skipped_updates=max(t.num_skipped for t in trackers),
         orthogonality_error=max(t.orthogonality_error for t in trackers),
         seconds=seconds,
     )
 
 
-def _signal_to_noise(
-    updates: Sequence[Update], captured: Tensor, total: Tensor
-) -> tuple[float, float]:
-    """Signal over noise before the filter and after it; NaN where it is not known.
+def _sums_over_blocks(updates: Sequence[Update]) -> dict[str, Tensor]:
+    """The projector is block-diagonal: squared norms add up over blocks."""
+    captured = torch.stack([u.captured for u in updates]).sum(dim=0)
+    total = torch.stack([u.total for u in updates]).sum(dim=0)
+    sums = {
+        "fraction": captured_fraction(captured, total),
+        "drift": torch.stack([u.drift for u in updates]).square().mean().sqrt(),
+        "all": total.sum(),
+        "kept": (total - captured).sum(),
+    }
+    means = [(u.mean_total, u.mean_captured) for u in updates]
+    for name, column in zip(
+        ("length", "inside"), zip(*means, strict=True), strict=True
+    ):
+        there = [mean for mean in column if mean is not None]
+        if len(there) == len(updates):
+            sums[name] = torch.stack(there).sum()
+    return sums
 
-    Args:
-        updates: One a block.
-        captured: ‖Uᵀ g_b‖² over all blocks, shape (B,).
-        total: ‖g_b‖² over all blocks, shape (B,).
-    """
-    means = [m for u in updates for m in (u.mean_total, u.mean_captured)]
-    known = [float(m) for m in means if m is not None]
-    if len(total) < 2 or len(known) < len(means):
-        return math.nan, math.nan
-    length, inside = math.fsum(known[::2]), math.fsum(known[1::2])
-    B, all_, kept = len(total), float(total.sum()), float((total - captured).sum())
-    before = from_squares(all_ - B * length, length, B)
-    after = from_squares(kept - B * (length - inside), length - inside, B)
+
+def _numbers(scalars: Mapping[str, Tensor]) -> dict[str, float]:
+    """All of them in one question to the device."""
+    if not scalars:
+        return {}
+    numbers = torch.stack([scalar.double() for scalar in scalars.values()]).tolist()
+    return dict(zip(scalars, numbers, strict=True))
+
+
+NEITHER = (math.nan, math.nan)
+
+
+def _signal_to_noise(known: Mapping[str, float], B: int) -> tuple[float, float]:
+    """Signal over noise before the filter and after it; NaN where it is not known."""
+    if B < 2 or not {"length", "inside"} <= known.keys():
+        return NEITHER
+    length, outside = known["length"], known["length"] - known["inside"]
+    before = from_squares(known["all"] - B * length, length, B)
+    after = from_squares(known["kept"] - B * outside, outside, B)
     return before.ratio, after.ratio

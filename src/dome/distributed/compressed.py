@@ -10,22 +10,24 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from dome.compression import Compressor
 from dome.diagnostics import FilterStats
 from dome.distributed.exchange import Exchange
+from dome.distributed.handshake import check_same_options
 from dome.distributed.local import LocalGradients, check_switchable
-from dome.distributed.merging import check_shareable, share_basis
-from dome.distributed.sharded import SOURCES, check_samples
+from dome.distributed.merging import check_mergeable, merge_bases
+from dome.distributed.sharded import source_named
 from dome.distributed.traffic import DistributedStats
 from dome.distributed.workers import Workers
-from dome.filter import Downstream, GradientFilter
+from dome.filter import GradientFilter
+from dome.hooking import Hooked
+from dome.options import Downstream, FilterOptions
 from dome.parameters import Layout
 from dome.trackers import Tracker
 
 
-class CompressedFilter:
+class CompressedFilter(Hooked):
     """A ``GradientFilter`` on every worker, and messages of a compressor between them.
 
     All workers must call ``step()``, ``state_dict()`` and ``load_state_dict()``
@@ -58,26 +60,29 @@ class CompressedFilter:
         parameters: Iterable[Tensor] | None = None,
         **options: Any,  # noqa: ANN401 (GradientFilter names and checks them)
     ) -> None:
-        check_samples(samples)
+        super().__init__()
+        source = source_named(samples)
         check_switchable(model)
         self._every = _check_share(share)
         parameters = None if parameters is None else list(parameters)
         layout = Layout(model.module, only=parameters)
         self._gradient_bytes = layout.dim * layout.dtype.itemsize
         self._workers = Workers(model.process_group, layout.device)
-        self._exchange = Exchange(compressor, self._workers, layout)
-        before = (after,) if callable(after) else tuple(after)
-        self._filter = GradientFilter(
-            model.module,
-            rank,
-            samples=SOURCES[samples],
-            after=(*before, self._exchange),
-            parameters=parameters,
-            **options,
+        options |= {"rank": rank, "samples": source, "after": after}
+        checked = FilterOptions.named("dome.distributed.attach", options)
+        check_same_options(
+            self._workers,
+            checked,
+            num_parameters=layout.dim,
+            compressor=compressor,
+            share=share,
         )
+        self._exchange = Exchange(compressor, self._workers, layout)
+        options["after"] = (*checked.stages, self._exchange)
+        self._filter = GradientFilter(model.module, parameters=parameters, **options)
         if self._every:
             for tracker in self.trackers.values():
-                check_shareable(tracker, self._workers.size)
+                check_mergeable(tracker, self._workers.size)
         self._local = LocalGradients(model, self._workers)
         self._num_steps = 0
         self._stats: FilterStats | None = None
@@ -96,15 +101,7 @@ class CompressedFilter:
         """Remove every hook; DDP averages gradients again. Can be called twice."""
         self._filter.detach()
         self._local.release()
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether an optimizer calls this filter."""
-        return self._filter.is_attached
-
-    def hook_into(self, handle: RemovableHandle) -> None:
-        """Remember a hook that calls this filter, for ``detach`` to remove."""
-        self._filter.hook_into(handle)
+        super().detach()
 
     @property
     def trackers(self) -> dict[str, Tracker]:
@@ -141,7 +138,7 @@ class CompressedFilter:
     def _share(self) -> None:
         if self._workers.size > 1:
             for tracker in self.trackers.values():
-                share_basis(tracker, self._workers)
+                merge_bases(tracker, self._workers)
 
 
 def _check_share(share: str | int) -> int:

@@ -1,10 +1,10 @@
-"""The update from the covariance action, where workers have many samples each.
+"""Samples that stay where they are: workers send their covariance action instead.
 
-Letters: D parameters, W tracked columns, P workers, B_p samples of a worker. Instead of
-its samples, B_p D numbers, each worker sends its part of the action Hᵀ V (D, W), of
-which every worker gets the rows of its shard, and gets the new U back: 2 D W numbers,
-and 2 D for the mean and the gradient.
-For that, every worker keeps a whole copy of U, and has a part of the action beside it.
+Letters: D parameters, K tracked columns, P workers, B_p samples of a worker. Instead of
+its samples, B_p D numbers, each worker sends its part of the action Hᵀ V (D, K), of
+which every worker gets the rows of its shard, and gets the new U back: 2 D K numbers,
+and 2 D for the mean and the gradient. For that, every worker keeps a whole copy of U,
+and has a part of the action beside it.
 """
 
 from collections.abc import Sequence
@@ -12,97 +12,124 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dome.distributed.resharding import Movement
+from dome.distributed.resharding import Resharding
 from dome.distributed.workers import Workers
-from dome.numerics.linalg import (
-    LONG_MEAN,
-    Products,
-    coefficients,
-    compute_dtype,
-    squared_norms,
-)
-from dome.trackers import StreamingPower
+from dome.numerics import passes
+from dome.numerics.products import Products, Rows, questions
+from dome.numerics.shard import Shard
+from dome.numerics.together import Steps, Sum
 
 
-class Action:
-    """Turns a basis that is split over workers by samples that stay where they are.
+class WholeBasis:
+    """A copy of all D rows of U, kept from one step to the next.
 
     Args:
-        tracker: This worker's rows of the basis.
-        movement: Between whole and split.
+        resharding: Between whole and split.
+    """
+
+    def __init__(self, resharding: Resharding) -> None:
+        self._resharding = resharding
+        self._whole: Tensor | None = None
+
+    def of(self, S: Tensor, Q: Tensor | None) -> Tensor:
+        """U = S Q (D, K), from the rows of all workers if there is no copy."""
+        if self._whole is None:
+            rows = S if Q is None else S @ Q.to(S.dtype)
+            self._whole = self._resharding.whole(rows, "samples")
+        return self._whole
+
+    def forget(self) -> None:
+        """Drop the copy: the basis has changed."""
+        self._whole = None
+
+
+class ActionSamples:
+    """The samples of all workers, ``scale * rows`` of this one, as a tracker sees them.
+
+    Args:
+        rows: This worker's, shape (B_p, D).
+        counts: B_p of every worker.
+        scales: The factor of every worker.
+        whole: The copy of U.
+        resharding: Between whole and split.
         workers: The P workers.
     """
 
     def __init__(
-        self, tracker: StreamingPower, movement: Movement, workers: Workers
+        self,
+        rows: Tensor,
+        counts: Sequence[int],
+        scales: Sequence[float],
+        whole: WholeBasis,
+        resharding: Resharding,
+        workers: Workers,
     ) -> None:
-        self._tracker, self._movement, self._workers = tracker, movement, workers
-        columns = tracker.columns
-        self._width, self._dtype = columns.shape[1], compute_dtype(columns.dtype)
-        self._whole: Tensor | None = None
+        self._rows, self._counts, self._scales = rows, counts, scales
+        self._whole, self._resharding, self._workers = whole, resharding, workers
+        self._scale = scales[workers.rank]
+        self._action = rows[:0]
 
-    def is_cheaper(self, counts: Sequence[int]) -> bool:
-        """Whether it sends less than the samples of so many rows a worker would be."""
-        # W columns there and W back, and two for the mean and the gradient, which
-        # samples would carry along.
-        columns = 2 * self._width + 2
-        return sum(counts) > columns * self._workers.size
+    def __len__(self) -> int:
+        return sum(self._counts)
 
-    def forget(self) -> None:
-        """Drop the copy of U: the basis has changed in another way."""
-        self._whole = None
-
-    def update(self, rows: Tensor, counts: Sequence[int], scale: float) -> bool:
-        """Fold the samples ``scale * rows`` of all workers into the basis.
-
-        Args:
-            rows: This worker's, shape (B_p, D).
-            counts: B_p of every worker.
-            scale: This worker's factor.
-
-        Returns:
-            Whether it was done. A mean much longer than the deviations costs digits
-            here; then nothing is done, and samples should be moved.
-        """
-        if self._tracker.may_be_mended:
-            self.forget()
-        if not self._tracker.prepare(sum(counts)):
-            return True
-        seen = self._see(rows, counts, scale)
-        if seen.is_finite() and seen.mean_is_long(LONG_MEAN):
-            return False
-        start = sum(counts[: self._workers.rank])
-        V = (scale * seen.V[start : start + len(rows)]).to(self._dtype)
-        action = self._movement.scattered(rows.to(self._dtype).T @ V, "samples")
-
-        def measure() -> Tensor:
-            self.forget()
-            return self._coordinates(rows, counts, scale)[:, :-1]
-
-        self._tracker.update_from_action(seen, action, measure)
-        return True
-
-    def _see(self, rows: Tensor, counts: Sequence[int], scale: float) -> Products:
-        """What the samples of all workers have in common with U: V and ‖g_b‖²."""
-        measured = self._coordinates(rows, counts, scale)
+    def products(self, S: Tensor, Q: Tensor | None, shard: Shard) -> Steps[Products]:
+        """V and ‖g_b‖² of all workers' samples, and Vᵀ H Hᵀ V from Hᵀ V."""
+        measured = self._measured(S, Q)
         GU, squares = measured[:, :-1], measured[:, -1]
-        total = scale * rows.sum(dim=0) / sum(counts)
-        mean = self._movement.scattered(total, "samples")
-        (mu2,) = self._workers.total(torch.linalg.vecdot(mean, mean).double())
+        total = self._scale * self._rows.sum(dim=0) / len(self)
+        mean = self._resharding.scattered(total, "samples")
+        V, dtype = GU - GU.mean(dim=0), passes.compute_dtype(S.dtype)
+        start = sum(self._counts[: self._workers.rank])
+        own = (self._scale * V[start : start + len(self._rows)]).to(dtype)
+        action = self._rows.to(dtype).T @ own
+        self._action = self._resharding.scattered(action, "samples").T
+        VHHV = passes.multiply(self._action, self._action.T)
+        mean2 = torch.linalg.vecdot(mean, mean).double()
+        VHHV, mu2 = yield Sum(shard.total, (VHHV, mean2))
         return Products(
-            V=GU - GU.mean(dim=0),
+            V=V,
             m=GU.mean(dim=0),
-            # Of ‖g_b‖² = K + 2 Hμ + ‖μ‖² only sums are used: Hμ sums to nothing.
-            K=squares - mu2,
+            # Of ‖g_b‖² = ‖h_b‖² + 2 h_bᵀμ + ‖μ‖² only sums are used: h_bᵀμ sums to 0.
+            squares=squares - mu2,
             Hmu=torch.zeros_like(squares),
             mu2=mu2,
+            VHHV=VHHV,
         )
 
-    def _coordinates(self, rows: Tensor, counts: Sequence[int], scale: float) -> Tensor:
-        """G U and ‖g_b‖² of all workers' samples, float64, shape (B, W + 1)."""
-        if self._whole is None:
-            self._whole = self._movement.whole(self._tracker.columns, "samples")
-        own = scale * coefficients(self._whole, rows)
-        squares = scale**2 * squared_norms(rows)
+    def questions(self, seen: Products) -> tuple[Tensor, Tensor, Tensor]:
+        """Is it finite; is it constant up to rounding; does it want more care?"""
+        return questions(seen, self._rows.dtype)
+
+    def careful(self, shard: Shard) -> Steps[Rows]:
+        """The samples themselves, moved: they can be centred before anything else."""
+        self._whole.forget()
+        rows = self._resharding.samples(self._rows, self._counts, self._scales)
+        return (yield from Rows(rows).careful(shard))
+
+    def combination(
+        self, V: Tensor, X: Tensor
+    ) -> tuple[Tensor, Tensor, passes.Prepare]:
+        """Hᵀ V X, of which Hᵀ V is here already."""
+        del V
+        return self._action, X, passes.as_they_are
+
+    def coordinates(self, S: Tensor, Q: Tensor | None, shard: Shard) -> Steps[Tensor]:
+        """G U (B, K) with a U that has changed."""
+        yield from ()
+        del shard
+        self._whole.forget()
+        return self._measured(S, Q)[:, :-1]
+
+    def _measured(self, S: Tensor, Q: Tensor | None) -> Tensor:
+        """G U and ‖g_b‖² of all workers' samples, float64, shape (B, K + 1)."""
+        own = self._scale * passes.multiply(self._rows, self._whole.of(S, Q))
+        squares = self._scale**2 * passes.squared_norms(self._rows)
         both = torch.cat([own, squares[:, None]], dim=1)
-        return self._workers.collect(both, counts, "sums")
+        return self._workers.collect(both, self._counts, "sums")
+
+
+def is_cheaper(num_columns: int, num_samples: int, num_workers: int) -> bool:
+    """Whether actions send less than the samples of all workers would be."""
+    # K columns there and K back, and two for the mean and the gradient, which samples
+    # would carry along.
+    return num_samples > (2 * num_columns + 2) * num_workers

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dome.compression import Compressor, ErrorFeedback, Message, PowerSGD
-from dome.distributed.handshake import Greeting, greet, has_gradient, make_room
+from dome.distributed.handshake import Handshake, has_gradient, make_room, shake_hands
 from dome.distributed.workers import Workers
 from dome.parameters import Layout
 
@@ -74,14 +74,14 @@ class Exchange:
             message = encode()
         except ValueError as error:
             problem = error
-        mine = Greeting(
+        mine = Handshake(
             step=self._num_steps,
             num_rows=0,
             adds_up=True,
             refused=message is None,
             has_gradient=has_gradient(self._layout),
         )
-        everyone = greet(self._workers, mine)
+        everyone = shake_hands(self._workers, mine)
         refusing = [rank for rank, other in enumerate(everyone) if other.refused]
         if message is None or refusing:
             names = " and ".join(f"rank {rank}" for rank in refusing)

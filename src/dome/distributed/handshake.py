@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from dome.distributed.workers import Workers
+from dome.options import FilterOptions
 from dome.parameters import Layout
 
 FLAGS = 62  # parameters whose flags fit an integer
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class Handshake:
     """What one worker has at a step.
 
     Attributes:
@@ -39,11 +40,11 @@ class Greeting:
         return [self.step, self.num_rows, self.adds_up + 2 * self.refused, *flags]
 
     @staticmethod
-    def from_numbers(numbers: Sequence[int], num_parameters: int) -> "Greeting":
+    def from_numbers(numbers: Sequence[int], num_parameters: int) -> "Handshake":
         """Back from integers."""
         step, num_rows, state, *flags = numbers
         has = (flags[i // FLAGS] >> i % FLAGS & 1 for i in range(num_parameters))
-        return Greeting(
+        return Handshake(
             step, num_rows, bool(state & 1), bool(state & 2), tuple(map(bool, has))
         )
 
@@ -53,12 +54,12 @@ def has_gradient(layout: Layout) -> tuple[bool, ...]:
     return tuple(p.grad is not None for p in layout.parameters)
 
 
-def greet(workers: Workers, mine: Greeting) -> list[Greeting]:
-    """The greetings of all workers; raises on each if they are at different steps."""
+def shake_hands(workers: Workers, mine: Handshake) -> list[Handshake]:
+    """The handshakes of all workers; raises on each if they are at different steps."""
     num = len(mine.has_gradient)
     table = workers.table(mine.to_numbers())
-    everyone = [Greeting.from_numbers(row, num) for row in table]
-    steps = [greeting.step for greeting in everyone]
+    everyone = [Handshake.from_numbers(row, num) for row in table]
+    steps = [handshake.step for handshake in everyone]
     if len(set(steps)) > 1:
         raise RuntimeError(
             f"workers are at different steps, rank by rank {steps}: every worker must "
@@ -67,18 +68,48 @@ def greet(workers: Workers, mine: Greeting) -> list[Greeting]:
     return everyone
 
 
-def make_room(layout: Layout, everyone: Sequence[Greeting]) -> None:
+def make_room(layout: Layout, everyone: Sequence[Handshake]) -> None:
     """Give parameters a ``.grad`` of zeros where only other workers have one."""
     for i, p in enumerate(layout.parameters):
-        if p.grad is None and any(greeting.has_gradient[i] for greeting in everyone):
+        if p.grad is None and any(handshake.has_gradient[i] for handshake in everyone):
             p.grad = torch.zeros_like(p)
 
 
-def sample_counts(everyone: Sequence[Greeting]) -> list[int]:
+def sample_counts(everyone: Sequence[Handshake]) -> list[int]:
     """Samples of each worker."""
-    return [greeting.num_rows for greeting in everyone]
+    return [handshake.num_rows for handshake in everyone]
 
 
-def nothing_but(rows: Tensor | None, gradient: Tensor) -> bool:
-    """Whether a worker without rows has no gradient either."""
-    return rows is None and not bool(gradient.any())
+@torch.no_grad()
+def adds_up(rows: Tensor | None, gradient: Tensor) -> bool:
+    """Whether captured rows (B, D) are all of a gradient (D,), up to rounding."""
+    if rows is None:
+        return not bool(gradient.any())
+    if rows.dtype != gradient.dtype:
+        return False
+    difference = rows.sum(dim=0).sub_(gradient)
+    # Rounding of a sum of B rows in another order.
+    limit = 4 * torch.finfo(gradient.dtype).eps * torch.linalg.vector_norm(gradient)
+    return bool(torch.linalg.vector_norm(difference) <= limit)
+
+
+def check_same_options(
+    workers: Workers, options: FilterOptions, **more: object
+) -> None:
+    """Refuse workers whose filters differ, on every worker, by the option's name.
+
+    Args:
+        workers: All of them.
+        options: This worker's.
+        **more: What else must be the same, by name.
+    """
+    words = options.described() | {name: repr(value) for name, value in more.items()}
+    everyone = workers.exchange_words(words)
+    for name in words:
+        values = [other[name] for other in everyone]
+        if len(set(values)) > 1:
+            listed = ", ".join(f"rank {p} has {v}" for p, v in enumerate(values))
+            raise ValueError(
+                f"workers have different options, {name}: {listed}. Every worker must "
+                f"call dome.distributed.attach alike"
+            )

@@ -12,9 +12,9 @@ from itertools import count
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _get_default_store
 
 from dome.distributed.traffic import Traffic
+from dome.torch_private import default_store
 
 # Newer versions of torch have other names for these two.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -50,6 +50,14 @@ class Workers:
             _all_gather(everyone, mine, group=self.group)
         rows: list[list[int]] = everyone.view(self.size, -1).tolist()
         return rows
+
+    def exchange_words(self, words: dict[str, str]) -> list[dict[str, str]]:
+        """The words of all workers, rank by rank; for once, at the beginning."""
+        self._arrive()
+        everyone: list[dict[str, str]] = [{} for _ in range(self.size)]
+        with self._waiting("the comparison of options"):
+            dist.all_gather_object(everyone, words, group=self.group)
+        return everyone
 
     def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
         """Small tensors, added up over workers: the same bits on each."""
@@ -156,7 +164,7 @@ class Workers:
     def _arrive(self) -> None:
         """Leave word in the store, so that others can see who does not come."""
         self._arrivals += 1
-        _get_default_store().set(self._name(self.rank), str(self._arrivals))
+        default_store().set(self._name(self.rank), str(self._arrivals))
 
     def _name(self, worker: int) -> str:
         return f"{self._prefix}/{worker}"
@@ -172,7 +180,7 @@ class Workers:
             ) from error
 
     def _who_is_missing(self) -> str:
-        store = _get_default_store()
+        store = default_store()
         late = []
         try:
             for worker in range(self.size):

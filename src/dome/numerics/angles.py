@@ -7,7 +7,29 @@ tracker has not found yet is a column of zeros, and is at a right angle to every
 import torch
 from torch import Tensor
 
-from dome.numerics.linalg import block_rows, coefficients, compute_dtype, row_blocks
+from dome.numerics.passes import compute_dtype, multiply, row_blocks
+
+
+def largest_angle(V: Tensor, W: Tensor) -> Tensor:
+    """Largest principal angle between two subspaces of one dimension, in radians.
+
+        θ = arcsin ‖(I − V Vᵀ) W‖₂
+
+    Args:
+        V: Orthonormal basis of the first subspace, shape (D, K).
+        W: Orthonormal basis of the second subspace, shape (D, K).
+
+    Returns:
+        A scalar in [0, π/2].
+
+    Example:
+        >>> e = torch.eye(3)
+        >>> round(float(largest_angle(e[:, :1], e[:, 1:2])), 4)
+        1.5708
+    """
+    # The sine form keeps full precision near θ = 0, where arccos(σ) loses half of it.
+    residual = W - V @ (V.T @ W)
+    return torch.linalg.matrix_norm(residual, ord=2).clamp(max=1.0).asin()
 
 
 @torch.no_grad()
@@ -33,7 +55,7 @@ def principal_angles(V: Tensor, W: Tensor) -> Tensor:
         [0.0, 1.5708]
     """
     V, W = _wide_first(V, W)
-    C = coefficients(V, W.T)
+    C = multiply(W.T, V)
     cosines = torch.linalg.svdvals(C).clamp(max=1.0)
     squares = torch.linalg.eigvalsh(_outside(V, W, C)).clamp(0.0, 1.0)
     return torch.where(
@@ -60,7 +82,7 @@ def subspace_overlap(V: Tensor, W: Tensor) -> float:
         0.5
     """
     V, W = _wide_first(V, W)
-    return float(coefficients(V, W.T).square().sum() / W.shape[1])
+    return float(multiply(W.T, V).square().sum() / W.shape[1])
 
 
 def _wide_first(V: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
@@ -82,10 +104,7 @@ def _outside(V: Tensor, W: Tensor, C: Tensor) -> Tensor:
     """RᵀR of R = W − V Cᵀ, formed explicitly block by block, shape (L, L)."""
     total, dtype = C.new_zeros(len(C), len(C)), compute_dtype(V.dtype)
     C = C.to(dtype)
-    num_rows = min(block_rows(V.shape[1]), len(V))
-    room = C.new_empty(num_rows, len(C))  # one: fresh memory costs more than a product
-    for rows in row_blocks(*V.shape):
-        block, other = V[rows].to(dtype), W[rows].to(dtype)
-        residual = torch.addmm(other, block, C.T, alpha=-1, out=room[: len(block)])
+    for rows in row_blocks(V, V.shape[1] + W.shape[1]):
+        residual = torch.addmm(W[rows].to(dtype), V[rows].to(dtype), C.T, alpha=-1)
         total += residual.T @ residual
     return total

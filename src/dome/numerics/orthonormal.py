@@ -1,60 +1,71 @@
 """Orthonormal columns through Gram matrices, for tall matrices that may be deficient.
 
-Shapes: U (D, K) tall, C (K, K) its Gram matrix in float64. Cholesky QR: if C = RᵀR, the
-columns of U R⁻¹ are orthonormal. It loses twice the digits that Householder QR loses,
-so it is repeated until nothing is left to gain.
+Shapes: U (D, K) tall, C (..., K, K) Gram matrices in float64. Cholesky QR: if C = RᵀR,
+the columns of U R⁻¹ are orthonormal. It loses twice the digits that Householder QR
+loses, so it is repeated until nothing is left to gain.
 """
 
 import torch
 from torch import Tensor
 
-from dome.numerics.linalg import compute_dtype, gram, recombine_, slices
+from dome.numerics.cpu import slices
+from dome.numerics.passes import compute_dtype, gram, recombine_
 from dome.numerics.shard import Shard
+from dome.numerics.together import Ask, Small, Steps, Sum
 
 CONVERGING = 1e-3  # error from which the next sweep leaves nothing but rounding
 FILLED_ROWS = 4096  # drawn at a time; another number would be other directions
 DEPENDENT = 1e-6  # squared norm of what a unit column has of its own, at least
 
 
-def cholesky_in_order(
-    C: Tensor, floor: float, most: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Upper factor of a Gram matrix that passes over columns dependent on earlier ones.
+def inverse_cholesky(C: Tensor) -> tuple[Tensor, Tensor]:
+    """R⁻¹ of C = RᵀR (..., K, K), and what each column has of its own, (..., K).
 
-    Gram-Schmidt on columns with Gram matrix C, unit diagonal: column j is passed over
-    if what is left of its squared norm after the earlier ones is not above ``floor``.
+    That is its squared norm after the earlier columns are taken out, as a share of its
+    squared norm before: all zero where C has no Cholesky factor.
+    """
+    C, lengths = _with_unit_diagonal(C)
+    L, info = torch.linalg.cholesky_ex(C)
+    own = L.diagonal(dim1=-2, dim2=-1).square() * (info == 0).unsqueeze(-1)
+    eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device).expand_as(C)
+    inverse = torch.linalg.solve_triangular(L.mT, eye, upper=True)
+    return inverse / lengths.unsqueeze(-1), own
+
+
+def gram_schmidt(C: Tensor, floor: float, most: int) -> tuple[Tensor, Tensor]:
+    """The same for a deficient C: columns that depend on earlier ones are passed over.
 
     Args:
-        C: Gram matrix with ones (or zeros) on its diagonal, float64, shape (K, K).
-        floor: Smallest squared norm that counts as a direction.
+        C: Gram matrices, float64, shape (..., K, K).
+        floor: What a column must have of its own to count as a direction.
         most: How many directions there can be; what follows the last is passed over.
 
     Returns:
-        R⁻¹, shape (K, K), zero in the columns passed over, and the squared norms that
-        were left, shape (K,).
+        R⁻¹, zero in the columns passed over, and what each column has of its own, zero
+        for those.
     """
-    L, info = torch.linalg.cholesky_ex(C)
-    left = L.diagonal().square()
-    enough = most is None or most >= len(C)
-    if enough and int(info) == 0 and bool((left > floor).all()):
-        eye = torch.eye(len(C), dtype=C.dtype, device=C.device)
-        return torch.linalg.solve_triangular(L.T, eye, upper=True), left
-    return _gram_schmidt(C, floor, len(C) if most is None else most)
-
-
-def _gram_schmidt(C: Tensor, floor: float, most: int) -> tuple[Tensor, Tensor]:
-    """The same, one column after the other: the path for rank-deficient matrices."""
-    inverse, left = torch.zeros_like(C), torch.zeros_like(C[0])
-    for j in range(len(C)):
-        q = torch.zeros_like(C[0])
-        q[j] = 1
+    C, lengths = _with_unit_diagonal(C)
+    inverse, own = torch.zeros_like(C), torch.zeros_like(lengths)
+    found = torch.zeros_like(lengths[..., 0])
+    for j in range(C.shape[-1]):
+        q = torch.zeros_like(C[..., :1])
+        q[..., j, :] = 1
         for _ in range(2):  # the second sweep removes what rounding left of the first
-            q -= inverse @ (inverse.T @ (C @ q))
-        rest = (q @ C @ q).clamp(min=0.0)
-        if rest > floor and most > 0:
-            left[j], most = rest, most - 1
-            inverse[:, j] = q / rest.sqrt()
-    return inverse, left
+            q = q - inverse @ (inverse.mT @ (C @ q))
+        rest = (q.mT @ C @ q)[..., 0, 0].clamp(min=0.0)
+        counts = (rest > floor) & (found < most)
+        found = found + counts
+        own[..., j] = torch.where(counts, rest, 0.0)
+        column = q[..., 0] * torch.where(counts, rest, torch.inf).rsqrt().unsqueeze(-1)
+        inverse[..., j] = column
+    return inverse / lengths.unsqueeze(-1), own
+
+
+def _with_unit_diagonal(C: Tensor) -> tuple[Tensor, Tensor]:
+    """C for columns of length one, and the lengths (..., K); 1 for zero columns."""
+    squares = C.diagonal(dim1=-2, dim2=-1)
+    lengths = torch.where(squares > 0, squares, 1.0).sqrt()
+    return C / lengths.unsqueeze(-1) / lengths.unsqueeze(-2), lengths
 
 
 def orthogonality_limit(dtype: torch.dtype, dim: int) -> float:
@@ -68,71 +79,84 @@ def orthogonality_limit(dtype: torch.dtype, dim: int) -> float:
 
 
 def orthonormalize_(
-    U: Tensor,
-    generator: torch.Generator,
-    empty: Tensor | None = None,
-    shard: Shard | None = None,
-) -> Tensor:
+    U: Tensor, generator: torch.Generator, shard: Shard, fill: Tensor, num_filled: int
+) -> Steps[Tensor]:
     """Make the columns of U orthonormal in place, through repeated Cholesky QR.
 
-    Columns named ``empty``, and any that depend on the others, are filled with random
+    Columns in ``fill``, and any that depend on the others, are replaced by random
     directions orthogonal to the rest; the others keep the span they had, in order.
 
     Args:
-        U: Tall matrix, shape (D, K), K at most D.
+        U: Tall matrix, shape (D, K), K at most D, the rows held here.
         generator: Source of the random directions, on U's device.
-        empty: Mask of columns to fill, shape (K,).
-        shard: Which of all rows those of U are; all, if not given.
+        shard: Which rows these are.
+        fill: Mask of columns to fill, shape (K,).
+        num_filled: How many these are.
 
     Returns:
         Largest entry of |UᵀU − I| that is left, a scalar.
     """
-    K = U.shape[1]
-    shard = Shard.whole(len(U)) if shard is None else shard
-    fill = (
-        torch.zeros(K, dtype=torch.bool, device=U.device)
-        if empty is None
-        else empty.clone()
-    )
-    eye = torch.eye(K, dtype=torch.float64, device=U.device)
-    target = orthogonality_limit(U.dtype, shard.dim)
-    error = eye.new_tensor(torch.inf)
+    limit, in_doubt = orthogonality_limit(U.dtype, shard.dim), num_filled > 0
     for _ in range(10):
-        if fill.any():
-            _fill_(U, fill, generator, shard)
-        (C,) = shard.total(gram(U))
-        before, error = error, (C - eye).abs().max()
-        # Sweeps converge quadratically, once they do, down to rounding.
-        settled = error < CONVERGING and error > before / 2
-        if not fill.any() and (error <= target or settled):
+        if num_filled:
+            _fill_(U, fill, num_filled, generator, shard)
+        if in_doubt:
+            (C,) = yield Sum(shard.total, (gram(U),))
+            P, fill = yield Small(_sweep, (C, fill))
+            recombine_(U, P)
+        (C,) = yield Sum(shard.total, (gram(U),))
+        left, missing = yield Ask((_error(C), fill.sum()))
+        num_filled, in_doubt = int(missing), True
+        if not num_filled and left <= limit:
             break
-        order = torch.argsort(fill.to(torch.int8), stable=True)
-        norms = C.diagonal().sqrt()
-        scaled = (C / norms[:, None] / norms[None, :])[order][:, order]
-        inverse, left = cholesky_in_order(scaled.nan_to_num(), floor=DEPENDENT)
-        P = torch.zeros_like(C)
-        P[order[:, None], order[None, :]] = inverse
-        recombine_(U, (P / norms[:, None]).nan_to_num())
-        dependent = torch.zeros_like(fill)
-        dependent[order] = left <= DEPENDENT
-        fill = dependent
-    return error
+        # Sweeps converge quadratically, once they do: one more leaves rounding alone.
+        if not num_filled and left < CONVERGING and left * len(C) < 0.5:
+            P, _ = yield Small(inverse_cholesky, (C,))
+            recombine_(U, P)
+            (C,) = yield Sum(shard.total, (gram(U),))
+            break
+    return _error(C)
+
+
+def _error(C: Tensor) -> Tensor:
+    """Largest entry of |C − I|."""
+    return (C - torch.eye(len(C), dtype=C.dtype, device=C.device)).abs().max()
+
+
+def _sweep(C: Tensor, fill: Tensor) -> tuple[Tensor, Tensor]:
+    """What makes columns with Gram matrix C orthonormal, those to fill behind others.
+
+    Returns:
+        P, shape (..., K, K), zero in columns that depend on others, and a mask of them.
+    """
+    order = torch.argsort(fill.to(torch.int8), dim=-1, stable=True)
+    places = order.unsqueeze(-1).expand_as(C)
+    ordered = C.gather(-2, places).gather(-1, places.mT)
+    inverse, own = gram_schmidt(ordered, DEPENDENT, C.shape[-1])
+    back = torch.argsort(order, dim=-1)
+    places = back.unsqueeze(-1).expand_as(C)
+    P = inverse.gather(-2, places).gather(-1, places.mT)
+    return P, own.gather(-1, back) <= DEPENDENT
 
 
 def _fill_(
-    U: Tensor, columns: Tensor, generator: torch.Generator, shard: Shard
+    U: Tensor,
+    columns: Tensor,
+    num_columns: int,
+    generator: torch.Generator,
+    shard: Shard,
 ) -> None:
     """Random columns; a shard draws those of all rows and keeps its own.
 
     So the directions are the same for any number of workers. A generator cannot be
     moved ahead on every device: that each draws D numbers a column is the price.
     """
-    index = columns.nonzero().squeeze(1)
+    index = torch.argsort(columns.to(torch.int8), descending=True, stable=True)
+    index = index[:num_columns]
     for rows in slices(shard.dim, FILLED_ROWS):
-        num_rows = rows.stop - rows.start
         noise = torch.randn(
-            num_rows,
-            len(index),
+            rows.stop - rows.start,
+            num_columns,
             generator=generator,
             device=U.device,
             dtype=compute_dtype(U.dtype),

@@ -1,4 +1,4 @@
-"""The rows of a tall matrix that one process holds, and sums over those of all.
+"""The rows of a tall matrix that one process holds, and what needs those of all.
 
 A tracker's decisions and small matrices depend on D-dimensional things through sums
 over the D rows alone. So where the rows are split over workers, each adds up its own,
@@ -19,6 +19,11 @@ def alone(*sums: Tensor) -> tuple[Tensor, ...]:
     return sums
 
 
+def as_it_is(rows: Tensor) -> Tensor:
+    """The rows of a process that holds all of them: what they are."""
+    return rows
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """Rows ``start`` to ``stop`` of D; none of them where the two are equal.
@@ -28,12 +33,14 @@ class Shard:
         start: First row held.
         stop: Behind the last row held.
         total: Adds up small tensors over all workers; the same result on each.
+        collect: Brings the rows (n, ...) of all workers together, (D, ...).
     """
 
     dim: int
     start: int
     stop: int
     total: Total = alone
+    collect: Callable[[Tensor], Tensor] = as_it_is
 
     @staticmethod
     def whole(dim: int) -> "Shard":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dome.numerics.linalg import block_rows
+from dome.numerics.passes import block_rows
 
 FLOAT = 4  # bytes of a number in gradients and samples
 SMALL = 8  # and in matrices of K or B rows

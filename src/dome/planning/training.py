@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from dome.numerics.tall import is_written_out
+from dome.numerics.factored import may_be_factored
 from dome.parameters import Layout
 from dome.planning.memory import available_memory, filter_memory, largest_rank
 from dome.planning.units import size
@@ -150,8 +150,8 @@ def update_flops(dim: int, rank: int, batch_size: int, itemsize: int = 4) -> int
         itemsize: Bytes in which a number of the basis is stored.
     """
     B, K = batch_size, rank
-    turn = 2 * K * K if is_written_out(dim, K, itemsize) else 0
-    return dim * (4 * B * K + turn + 2 * min(B * B, K * K + B * K) + 4 * K)
+    turn = 0 if may_be_factored(dim, K, itemsize) else 2 * K * K
+    return dim * (4 * B * K + turn + 2 * min(B * B, 2 * B * K) + 4 * K)
 
 
 @dataclass(frozen=True, slots=True)

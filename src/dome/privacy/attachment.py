@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dome.attachment import call_before_step, check_no_filter
-from dome.filter import Downstream
+from dome.options import Downstream
 from dome.parameters import Layout
 from dome.privacy.accounting import Budget, noise_multiplier_for
 from dome.privacy.bases import Basis, Nothing, Private, Public, Released, check_basis

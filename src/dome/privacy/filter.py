@@ -11,18 +11,17 @@ is used nowhere in it, nor any ``.grad`` that autograd made.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
-from torch.utils.hooks import RemovableHandle
 
 from dome import state as states
-from dome.filter import Downstream, pass_through
-from dome.options import Schedule
+from dome.filter import pass_through
+from dome.hooking import Hooked
+from dome.options import Downstream, FilterOptions
 from dome.parameters import Layout
 from dome.privacy.accounting import Budget, divided
 from dome.privacy.bases import Basis, Private, Release
@@ -39,7 +38,7 @@ BASIS, BUDGET = "basis.", "budget."
 LOST = 1e-3  # of the samples' norms: more than rounding, less than any penalty
 
 
-class PrivateFilter:
+class PrivateFilter(Hooked):
     """What ``dome.privacy.attach`` returns; see there.
 
     Train on the batches of ``loader(dataset)``, and ask ``epsilon(delta)`` what it has
@@ -62,6 +61,7 @@ class PrivateFilter:
         after: Downstream | Sequence[Downstream],
         batch_dim: int | None,
     ) -> None:
+        super().__init__()
         self._model, self._optimizer, self._layout = model, optimizer, layout
         self._basis, self._budget = basis, budget
         self._max_norm, self._share = max_grad_norm, basis_share
@@ -69,11 +69,11 @@ class PrivateFilter:
         # that differ in one sample have the same.
         self._sampling, self._randomness = randomness.branch(), randomness
         self._expected = expected_batch_size
-        self._schedule = Schedule(1, 1.0, 0, loss_reduction)
-        self._after = (after,) if callable(after) else tuple(after)
+        self._options = FilterOptions(
+            rank=1, loss_reduction=loss_reduction, after=after
+        )
         self._source = PerSample(model, layout, batch_dim=batch_dim)
         self._loader: PoissonLoader | None = None
-        self._handles: list[RemovableHandle] = []
 
     def loader(
         self,
@@ -159,7 +159,7 @@ class PrivateFilter:
         gradient = release
         if U is not None:
             gradient = release - U @ (U.T @ release)
-        self._write_(pass_through(self._after, gradient))
+        self._write_(pass_through(self._options.stages, gradient))
         self._basis.learn(Release(release, moment, std))
 
     def _noised_moment(self, rows: Tensor, std: float) -> Tensor:
@@ -192,7 +192,7 @@ class PrivateFilter:
                 dtype=self._layout.dtype,
                 device=self._layout.device,
             )
-        if passes > 1 and self._schedule.loss_reduction == "mean":
+        if passes > 1 and self._options.loss_reduction == "mean":
             # Parts divide by their own sizes, so that one sample more would change how
             # much the others of its part weigh: clipping bounds no such change.
             raise PrivacyError(
@@ -201,7 +201,7 @@ class PrivateFilter:
             )
         rows = rows.to(self._layout.dtype)
         self._check_nothing_else(rows)
-        return rows.mul_(self._schedule.sample_scale(len(rows)))
+        return rows.mul_(self._options.sample_scale(len(rows)))
 
     def _check_nothing_else(self, rows: Tensor) -> None:
         """Refuse a loss with terms that are no sample's, which would be lost."""
@@ -226,28 +226,17 @@ class PrivateFilter:
         for p, piece in zip(self._layout.parameters, pieces, strict=True):
             p.grad = piece.view(p.shape).to(p.dtype).clone()
 
-    @property
-    def is_attached(self) -> bool:
-        """Whether the optimizer calls this filter."""
-        return bool(self._handles)
-
-    def hook_into(self, handle: RemovableHandle) -> None:
-        """Remember a hook that calls this filter, for ``detach`` to remove."""
-        self._handles.append(handle)
-
     def detach(self) -> None:
         """Remove every hook; from then on training is not private."""
         self._source.detach()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        super().detach()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Basis and cost so far; no randomness, so that no noise is used twice."""
         state = states.shapes_of(self._layout)
         state |= states.with_prefix(BASIS, self._basis.state_dict())
         state |= states.with_prefix(BUDGET, self._budget.state_dict())
-        return state | states.stages(self._after)
+        return state | states.stages(self._options.stages)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state, with what it has cost."""
@@ -261,16 +250,5 @@ class PrivateFilter:
             )
         self._basis.load_state_dict(saved)
         self._budget.load_state_dict(states.below_prefix(BUDGET, state))
-        states.load_stages(self._after, state)
+        states.load_stages(self._options.stages, state)
         self._source.discard()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.detach()

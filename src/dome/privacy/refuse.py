@@ -1,13 +1,12 @@
 """Models and optimizers that cannot be trained privately, refused by name."""
 
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 
 from dome.parameters import Layout
 from dome.privacy.errors import PrivacyError
 from dome.samples.sources.opacus import carries_grad_sample
+from dome.torch_private import AnyBatchNorm, AnyInstanceNorm
 
 
 def check_model(model: nn.Module) -> None:
@@ -19,12 +18,12 @@ def check_model(model: nn.Module) -> None:
         )
     for name, module in model.named_modules():
         where = f"layer {name!r}" if name else "the model"
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, AnyBatchNorm):
             raise PrivacyError(
                 f"{where} is batch norm: it mixes the samples of a batch and keeps "
                 f"their statistics without noise. Replace it by GroupNorm"
             )
-        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        if isinstance(module, AnyInstanceNorm) and module.track_running_stats:
             raise PrivacyError(
                 f"{where} keeps statistics of private samples without noise: make it "
                 f"with track_running_stats=False"

@@ -23,7 +23,12 @@ KINDS = ("per_sample", "microbatch")
 
 
 def source_for(
-    kind: str, model: nn.Module, layout: Layout, *, batch_dim: int | None = None
+    kind: str,
+    model: nn.Module,
+    layout: Layout,
+    *,
+    batch_dim: int | None = None,
+    ignore_penalty: bool = False,
 ) -> SampleSource:
     """The source of samples by its name; a model under Opacus' hooks is recognised.
 
@@ -32,6 +37,7 @@ def source_for(
         model: The model to watch.
         layout: Its tracked parameters.
         batch_dim: The dimension of the input that enumerates the samples, if not 0.
+        ignore_penalty: Do not ask whether samples account for all of the gradient.
     """
     if kind not in KINDS:
         raise ValueError(f"samples must be one of {KINDS}, got {kind!r}")
@@ -40,4 +46,4 @@ def source_for(
         return MicroBatch(model, layout)
     if carries_grad_sample(model):
         return OpacusSamples(model, layout)
-    return PerSample(model, layout, batch_dim=batch_dim)
+    return PerSample(model, layout, batch_dim=batch_dim, ignore_penalty=ignore_penalty)

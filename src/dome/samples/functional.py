@@ -1,4 +1,4 @@
-"""Per-sample gradients as a function, through the same capture."""
+"""Per-sample gradients as a function, through a capture of its own."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
-from dome.samples.sources.per_sample import PerSample
+from dome.samples.sources.capture import Capture, capture_paused
+from dome.samples.store.rows import Rows
+from dome.samples.tracing.refuse import check_capturable
 
 
 def per_sample_gradients(
@@ -16,8 +18,8 @@ def per_sample_gradients(
 
         G[b] = ∇ loss(model(x[b]), y[b])
 
-    Leaves ``.grad`` alone. The model must treat samples independently: batch norm in
-    training mode does not.
+    Leaves ``.grad`` alone, and what filters of this model have captured. The model must
+    treat samples independently: batch norm in training mode does not.
 
     Args:
         model: The network; the columns follow its ``parameters()``.
@@ -29,15 +31,17 @@ def per_sample_gradients(
         G, one flat gradient a row, shape (B, D).
     """
     layout = Layout(model)
-    source = PerSample(model, layout)
-    source.rows.functional = True
-    try:
-        with torch.enable_grad():
-            loss = loss_fn(model(x), y)
-        grads = torch.autograd.grad(loss, layout.parameters, allow_unused=True)
-        rows = source.rows.take(grads)
-    finally:
-        source.detach()
-    if rows is None:
+    check_capturable(model)
+    rows, capture = Rows(layout, functional=True), Capture(model)
+    with capture_paused(model):
+        capture.subscribe(rows)
+        try:
+            with torch.enable_grad():
+                loss = loss_fn(model(x), y)
+            grads = torch.autograd.grad(loss, layout.parameters, allow_unused=True)
+            G = rows.take(grads)
+        finally:
+            capture.unsubscribe(rows)
+    if G is None:
         raise RuntimeError("the loss does not depend on any trainable parameter")
-    return rows * len(rows)
+    return G * len(G)

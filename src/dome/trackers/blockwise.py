@@ -1,60 +1,119 @@
-"""One tracker for each block of the flat gradient."""
+"""Several trackers that look like one: each has its own columns of the samples.
 
-from collections.abc import Callable, Mapping
-from typing import Any
+Shapes: G (B, D) samples, g (D,) a gradient. One block holds all D columns, or there is
+one per layer; columns of no block are left alone.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
-from dome.numerics.shard import Shard
-from dome.parameters import Block, Layout
-from dome.trackers import TRACKERS, Tracker
+from dome import state as states
+from dome.numerics.products import Rows, Samples
+from dome.numerics.together import together
+from dome.parameters import Block
+from dome.trackers.protocol import Tracker, is_stepped
 
 
-def make_trackers(
-    layout: Layout,
-    rank: int | Mapping[str, int],
-    tracker: str | Callable[[int, int], Tracker],
-    options: Mapping[str, Any],
-    basis_dtype: torch.dtype | None,
-    shard_of: Callable[[Block], Shard] | None = None,
-) -> tuple[tuple[Block, ...], tuple[Tracker, ...]]:
-    """The blocks that are filtered, and a tracker for each.
+class Blockwise:
+    """A tracker for each block of the flat gradient.
 
     Args:
-        layout: The parameters and their blocks.
-        rank: Directions a block, or by block name; blocks not named are left out.
-        tracker: A name in ``TRACKERS``, or a function (dim, rank) -> tracker.
-        options: oversample, forget and generator, for trackers chosen by name.
-        basis_dtype: Storage of the bases; None for the parameters' own precision.
-        shard_of: Which of a block's rows are held here, if not all; trackers then get
-            it as the option ``shard``.
+        blocks: What is tracked, by name.
+        columns: The columns of each block, among those that are held here.
+        trackers: The tracker of each.
     """
-    ranks = _ranks(layout, rank)
-    blocks = tuple(block for block in layout.blocks if block.name in ranks)
-    held = {b.name: {"shard": shard_of(b)} if shard_of else {} for b in blocks}
-    if callable(tracker):
-        if options["oversample"] or options["forget"] is not None:
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        columns: Sequence[slice],
+        trackers: Sequence[Tracker],
+    ) -> None:
+        names = [block.name for block in blocks]
+        self.by_name = dict(zip(names, trackers, strict=True))
+        self._columns = tuple(columns)
+
+    def __iter__(self) -> Iterator[tuple[slice, Tracker]]:
+        return iter(zip(self._columns, self.by_name.values(), strict=True))
+
+    @torch.no_grad()
+    def update(self, grads: Tensor, scale: float = 1.0) -> None:
+        """Fold the samples ``scale * grads``, shape (B, D), into every block."""
+        steps = []
+        for columns, tracker in self:
+            if is_stepped(tracker):
+                steps.append(tracker.updating(Rows(grads[:, columns], scale)))
+            else:
+                tracker.update(grads[:, columns], scale)
+        together(steps)
+
+    @property
+    def columns_for_actions(self) -> int:
+        """K of one tracker that takes samples of any kind; 0 if there is none such."""
+        (_, tracker), *others = self
+        if others or not is_stepped(tracker) or not tracker.takes_actions:
+            return 0
+        return len(tracker.column_values)
+
+    @torch.no_grad()
+    def update_by_action(self, samples: Samples) -> None:
+        """Fold in samples that need not be rows, where there is one such tracker."""
+        together(t.updating(samples) for _, t in self if is_stepped(t))
+
+    @torch.no_grad()
+    def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:
+        """g without ``strength`` times its part in each block's span, shape (D,)."""
+        (first, tracker), *others = self
+        if not others and first == slice(0, len(gradient)):
+            return tracker.project_out(gradient, strength)
+        filtered = gradient.clone()
+        for columns, tracker in self:
+            filtered[columns] = tracker.project_out(gradient[columns], strength)
+        return filtered
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The states of all trackers, by block."""
+        state: dict[str, Tensor] = {}
+        for name, tracker in self.by_name.items():
+            state |= states.with_prefix(_prefix(name), tracker.state_dict())
+        return state
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Refuse other blocks, and what is no state of a block's tracker, by name."""
+        below = states.below_prefix(states.BLOCK, state)
+        saved = {entry.rpartition(".")[0]: None for entry in below}
+        if saved.keys() != self.by_name.keys():
             raise ValueError(
-                "oversample and forget belong to the named trackers: "
-                "set them in your own tracker's constructor"
+                f"the checkpoint has bases for {states.short(saved)}, this filter for "
+                f"{states.short(self.by_name)}: use the same layout and rank"
             )
-        make: Callable[..., Tracker] = tracker
-        return blocks, tuple(make(b.dim, ranks[b.name], **held[b.name]) for b in blocks)
-    if tracker not in TRACKERS:
-        raise ValueError(
-            f"tracker must be one of {tuple(TRACKERS)} or a function (dim, rank) -> "
-            f"tracker, got {tracker!r}"
-        )
-    dtype = layout.dtype if basis_dtype is None else basis_dtype
-    options = {"dtype": dtype, "device": layout.device, **options}
-    make = TRACKERS[tracker]
-    return blocks, tuple(
-        make(b.dim, ranks[b.name], **options, **held[b.name]) for b in blocks
-    )
+        for name, tracker in self.by_name.items():
+            if hasattr(tracker, "check_state"):
+                try:
+                    tracker.check_state(states.below_prefix(_prefix(name), state))
+                except ValueError as error:
+                    raise ValueError(f"block {name!r}: {error}") from None
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Give every tracker its state back."""
+        for name, tracker in self.by_name.items():
+            tracker.load_state_dict(states.below_prefix(_prefix(name), state))
 
 
-def _ranks(layout: Layout, rank: int | Mapping[str, int]) -> dict[str, int]:
-    names = [block.name for block in layout.blocks]
+def _prefix(name: str) -> str:
+    return f"{states.BLOCK}{name}."
+
+
+def ranks_of(blocks: Sequence[Block], rank: int | Mapping[str, int]) -> dict[str, int]:
+    """Directions of each block that is tracked.
+
+    Args:
+        blocks: All there are.
+        rank: Directions per block, or by block name; blocks not named are left out.
+    """
+    names = [block.name for block in blocks]
     if isinstance(rank, Mapping):
         unknown = sorted(set(rank) - set(names))
         if unknown or not rank:
@@ -67,4 +126,4 @@ def _ranks(layout: Layout, rank: int | Mapping[str, int]) -> dict[str, int]:
     if rank < 1:
         raise ValueError(f"rank must be at least 1, got {rank}")
     # A layer smaller than the rank is tracked whole.
-    return {block.name: min(rank, block.dim) for block in layout.blocks}
+    return {block.name: min(rank, block.dim) for block in blocks}

@@ -1,9 +1,13 @@
 """What a tracker is, and what it tells about an update."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from torch import Tensor
+
+from dome.numerics.products import Samples
+from dome.numerics.together import Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,8 @@ class Update:
         drift: Root mean square sine of the angles between the old and the new subspace.
         mean_captured: ‖Uᵀ μ‖² of the samples' mean; None where it is not known.
         mean_total: ‖μ‖²; None where it is not known.
+        effective_rank: How many of the directions the samples have determined, if known
+            without asking.
     """
 
     captured: Tensor
@@ -23,6 +29,7 @@ class Update:
     drift: Tensor
     mean_captured: Tensor | None = None
     mean_total: Tensor | None = None
+    effective_rank: Tensor | None = None
 
 
 class Tracker(Protocol):
@@ -59,7 +66,25 @@ class Tracker(Protocol):
         """g − strength · U Uᵀ g, shape (D,)."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to go on bit for bit, as tensors."""
+        """Everything needed to go on bit for bit, as tensors of its own."""
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state of the same dimension and rank."""
+
+
+class SteppedTracker(Tracker, Protocol):
+    """A tracker whose update is a generator: several of them ask a device together."""
+
+    takes_actions: bool  # whether samples may be other than rows: see ``Samples``
+
+    def updating(self, samples: Samples) -> Steps[None]:
+        """The update, in steps for ``dome.numerics.together``."""
+
+    @property
+    def column_values(self) -> Tensor:
+        """Eigenvalues of all the tracked columns, those beyond the rank too."""
+
+
+def is_stepped(tracker: Tracker) -> TypeGuard[SteppedTracker]:
+    """Whether a tracker's update can be taken in steps; one of the user's need not."""
+    return hasattr(tracker, "updating")

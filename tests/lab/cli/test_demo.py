@@ -92,6 +92,18 @@ def test_demo_with_other_settings_computes_them_and_keeps_the_rows(finished):
 
 
 @pytest.mark.slow
+def test_two_demos_in_one_folder_write_no_row_twice(tmp_path):
+    first = started(*QUICK, "--out", tmp_path)
+    wait_until((tmp_path / ".dome.lock").exists, seconds=60)
+    second = run(*QUICK, "--out", tmp_path)
+    assert second.exit_code == 1
+    assert f"in use by process {first.pid} on " in " ".join(second.output.split())
+    assert first.wait(timeout=200) == 0, first.communicate()[1]
+    assert len(stored(tmp_path)) == 2 * 3 * 2
+    first.communicate()
+
+
+@pytest.mark.slow
 def test_demo_is_stopped_by_ctrl_c(tmp_path):
     process = started(*QUICK, "--out", tmp_path, "--epochs", 500)
     wait_until((tmp_path / "rows.meta.json").exists)

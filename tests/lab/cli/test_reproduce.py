@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ from typer.testing import CliRunner
 from dome_lab.cli import app, reproduce
 from dome_lab.paper import figures
 from dome_lab.paper import reproduce as engine
+from dome_lab.paper.lock import locked
+from dome_lab.paper.rows import append_run
 
 NAME = tiny_figure.NAME
 
@@ -166,3 +169,53 @@ def test_ctrl_c_stops_it_in_one_line(tmp_path):
     assert complaint == (
         f"stopped; what is finished is in {tmp_path}; the same command goes on\n"
     )
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_second_command_in_the_same_folder_is_told_who_is_at_work(tmp_path):
+    folder = tmp_path / "smoke"
+    folder.mkdir()
+    with locked(folder):
+        result = run("fig90", "--scale", "smoke", "--out", tmp_path)
+    assert result.exit_code == 1
+    who = f"dome: {folder} is in use by process {os.getpid()} on {socket.gethostname()}"
+    assert result.output.startswith(who)
+    assert result.output.count("\n") == 1
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_broken_line_is_told_once_and_kept_aside(tmp_path):
+    folder = tmp_path / "smoke"
+    folder.mkdir()
+    path = folder / f"{NAME}.jsonl"
+    for each in tiny_figure.runs(tiny_figure.SCALES["smoke"]):
+        columns = each.columns()
+        rows = [columns | {"epoch": e, "train_loss": 1.0} for e in (1, 2)]
+        append_run(path, rows)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:4], "broken\n", *lines[4:]]))
+    arguments = ("fig90", "--scale", "smoke", "--out", tmp_path, "--draw-only")
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    told = f"dome: {NAME}.jsonl, line 5 cannot be read, kept in {NAME}.jsonl.broken"
+    assert result.output.count(told) == 1
+    assert path.read_text() == "".join(lines)
+    assert "cannot be read" not in run(*arguments).output
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny")
+def test_a_disk_that_fills_is_told_and_what_was_stored_is_whole(tiny_disk):
+    (tiny_disk / "ballast").write_bytes(b"x" * 40_000)
+    words = ("fig90", "--scale", "smoke", "--out", tiny_disk, "--jobs", 1)
+    result = run(*words)
+    assert result.exit_code == 1, result.output
+    assert result.output.splitlines()[-1].startswith("dome: disk full (No space left")
+    path = tiny_disk / "smoke" / f"{NAME}.jsonl"
+    stored = path.read_text()
+    assert all(json.loads(line) for line in stored.splitlines())
+    assert [p.name for p in tiny_disk.rglob("*.tmp")] == []
+    (tiny_disk / "ballast").unlink()
+    again = run("fig90", "--scale", "smoke", "--out", tiny_disk, "--draw-only")
+    assert path.read_text() == stored
+    assert again.exit_code in (0, 1, 2)  # what is left of 64 kB may hold the picture

@@ -26,6 +26,7 @@ from dome.samples.rules.norm import (
 from dome.samples.rules.recurrent import gru, lstm, rnn
 from dome.samples.tracing.flow import BROADCASTING, operations
 from dome.samples.tracing.nested import Value
+from dome.torch_private import fused
 
 Rule = Callable[..., Value]
 
@@ -45,14 +46,14 @@ RULES: dict[Callable[..., Value], Rule] = {
     F.embedding: embedding,
     F.embedding_bag: embedding_bag,
     F.multi_head_attention_forward: attention,
-    torch._VF.lstm: lstm,
-    torch._VF.gru: gru,
-    torch._VF.rnn_tanh: rnn,
-    torch._VF.rnn_relu: rnn,
-    torch._VF.lstm_cell: lstm_cell,
-    torch._VF.gru_cell: gru_cell,
-    torch._VF.rnn_tanh_cell: rnn_cell,
-    torch._VF.rnn_relu_cell: rnn_cell,
+    fused.lstm: lstm,
+    fused.gru: gru,
+    fused.rnn_tanh: rnn,
+    fused.rnn_relu: rnn,
+    fused.lstm_cell: lstm_cell,
+    fused.gru_cell: gru_cell,
+    fused.rnn_tanh_cell: rnn_cell,
+    fused.rnn_relu_cell: rnn_cell,
     torch.Tensor.__setitem__: assign,
     **dict.fromkeys(operations("matmul", "mm", "__matmul__"), matmul),
     **dict.fromkeys(operations("addmm"), addmm),

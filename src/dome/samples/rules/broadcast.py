@@ -7,13 +7,14 @@ as before, and the gradient that autograd returns for it is the per-sample gradi
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils._pytree import tree_map_only
 
-from dome.samples.sink import Context, Sink, apply, first_order
+from dome.samples.rules.function import Context, apply, first_order
+from dome.samples.store.sink import Sink
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.flow import assigned_axis, operations
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.trace import Call, Derived, Trace
+from dome.torch_private import tree_map_only
 
 
 def broadcast(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:

@@ -5,12 +5,12 @@ Shapes: N rows of a batch, H hidden units.
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from dome.samples.rules.linear import linear_along
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.trace import Call, Trace
+from dome.torch_private import fused
 
 State = tuple[Tensor, ...]
 Step = Callable[[Tensor, Tensor, State], State]
@@ -55,7 +55,7 @@ def gru_cell(trace: Trace, call: Call, x: Tensor, h: Tensor, *weights: Value) ->
 
 def rnn_cell(trace: Trace, call: Call, x: Tensor, h: Tensor, *weights: Value) -> Tensor:
     """``torch.rnn_tanh_cell`` and ``torch.rnn_relu_cell``."""
-    step = relu_step if call.func == torch._VF.rnn_relu_cell else tanh_step
+    step = relu_step if call.func == fused.rnn_relu_cell else tanh_step
     return _cell(trace, call, step, x, (h,), weights)[0]
 
 

@@ -13,9 +13,9 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
+from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import chunks, product
 from dome.samples.rules.site import Site
-from dome.samples.sink import Context, apply, first_order
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.trace import Call, Trace

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 from dome.samples.rules.broadcast import spread, spread_copies
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.trace import Batched, Call, Trace
+from dome.torch_private import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 
 def fallback(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:

@@ -7,9 +7,9 @@ from torch.autograd import Function
 
 from dome.samples.rules.broadcast import broadcast
 from dome.samples.rules.fallback import fallback
+from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import product
 from dome.samples.rules.site import Site
-from dome.samples.sink import Context, apply, first_order
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.trace import Call, Trace
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from dome.samples.rules.broadcast import scale_and_shift
+from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.site import Site
-from dome.samples.sink import Context, apply, first_order
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.refuse import mixes_samples
 from dome.samples.tracing.trace import Call, Trace

@@ -21,12 +21,13 @@ from dome.samples.rules.cell import (
     relu_step,
     tanh_step,
 )
+from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.linear import linear_along, weight_gradient
 from dome.samples.rules.site import Site
-from dome.samples.sink import Context, apply, first_order
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.trace import Call, Trace
+from dome.torch_private import fused
 
 
 def lstm(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
@@ -41,7 +42,7 @@ def gru(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
 
 def rnn(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
     """``torch.rnn_tanh`` and ``torch.rnn_relu`` of padded input."""
-    step = relu_step if call.func == torch._VF.rnn_relu else tanh_step
+    step = relu_step if call.func == fused.rnn_relu else tanh_step
     return _layers(trace, call, step, args, (args[1],))
 
 

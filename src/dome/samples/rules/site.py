@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dome.samples.sink import Sink
+from dome.samples.store.sink import Sink
 from dome.samples.tracing.axis import Axis
 
 

@@ -4,19 +4,25 @@ Works with any model, batch norm and torch.compile included, and costs one copy 
 gradient for each call of ``backward()``.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
-from dome.samples.tracing.engine import Leaves, Reach, current_backward, has_gradient
+from dome.samples.store.backward import Leaves, Reach, current_backward
+from dome.samples.store.gradients import Gradients, came_without_samples
+from dome.samples.store.reading import read
 from dome.samples.tracing.nested import Value, tensors, unpacked
-from dome.samples.tracing.refuse import is_compiled
+from dome.torch_private import is_compiled, when_backward_ends
 
 
 class MicroBatch:
     """One row for each ``backward()`` call since the last step.
+
+    Also for a second one through the same graph; several forward passes before one
+    ``backward()`` are one row.
 
     Args:
         model: A forward hook is registered on it, and nothing else.
@@ -29,7 +35,12 @@ class MicroBatch:
         self._active = True
         self._rows: list[Tensor] = []
         self._backward = -1
-        self._clean = False
+        self._since_backward = Gradients(layout.parameters)
+        self._since_step = Gradients(layout.parameters)
+        # How many rows are void if this number on the device is 0.
+        self._doubts: list[tuple[int, Tensor]] = []
+        # What was in .grad before: nothing, something, or what this number says.
+        self._held: bool | Tensor = True
         self._before: Tensor | None = None
         hook: Value = self._watch
         if any(is_compiled(module) for module in model.modules()):
@@ -39,24 +50,48 @@ class MicroBatch:
     def arm(self, active: bool) -> None:
         """Choose whether backward passes of forwards from now on are captured."""
         self._active = active
+        self._since_step.note()
 
     def watch(self, inputs: object) -> AbstractContextManager[None]:
-        """Nothing to do: a micro-batch is told by its ``backward()``."""
+        """Ignored: a micro-batch is what one ``backward()`` adds, however it began."""
         del inputs
         return nullcontext()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take no row for the backward passes of forwards inside."""
+        active, self._active = self._active, False
+        try:
+            yield
+        finally:
+            self._active = active
 
     def expect(self, loss: Tensor) -> None:
         """Take what ``backward()`` adds to ``.grad`` from this tensor on."""
         self._look_at(loss)
 
-    def take(self) -> Tensor | None:
+    def take(self, due: bool = True) -> Tensor | None:
         """One row (N, D) for each backward pass; see the protocol."""
-        rows, self._rows = self._rows, []
+        rows, doubts = self._rows, self._doubts
+        missing = due and self._active and not rows
+        if missing and came_without_samples(self._since_step):
+            raise RuntimeError(
+                "no backward pass of this model was seen for this step, although .grad "
+                "was filled: the model was not called as model(...). Call the model "
+                "itself, or grad_filter.expect_backward(loss) before loss.backward()"
+            )
+        self.discard()
+        (norms,) = read([norm for _, norm in doubts])
+        void = [
+            num for (num, _), (norm,) in zip(doubts, norms, strict=True) if not norm
+        ]
+        rows = rows[max(void, default=0) :]
         return torch.stack(rows) if rows else None
 
     def discard(self) -> None:
         """Forget what was captured since the last ``take()``."""
-        self._rows = []
+        self._forget_rows()
+        self._since_step.note()
 
     def detach(self) -> None:
         """Remove the hook."""
@@ -73,12 +108,22 @@ class MicroBatch:
     def _look_at(self, output: Value) -> None:
         if not self._active or not torch.is_grad_enabled():
             return
-        self._clean = not any(has_gradient(p) for p in self._layout.parameters)
-        if self._clean:
-            self._rows = []
+        self._held = self._holds()
         for t in tensors(unpacked(output)):
             if t.requires_grad:
                 t.register_hook(self._begin)
+
+    def _holds(self) -> bool | Tensor:
+        """Whether ``.grad`` holds anything; rows of what was thrown away are void."""
+        if self._since_backward.are_missing:
+            self._forget_rows()
+            return False
+        if not self._since_backward.may_be_zeroed:
+            return True
+        norm = self._since_backward.largest_norm()
+        self._doubts.append((len(self._rows), norm))
+        self._since_backward.note()
+        return norm
 
     def _begin(self, _: Tensor) -> None:
         """The first gradient of a backward pass has arrived at the model's output."""
@@ -88,17 +133,23 @@ class MicroBatch:
         if self._backward == current_backward() or not fills:
             return
         self._backward = current_backward()
-        if not any(has_gradient(p) for p in self._layout.parameters):
-            self._rows, self._clean = [], True
+        held, self._held = self._held, True
         # A penalty on the parameters may have reached .grad already: where the forward
         # pass found it empty, all of it belongs to this sample.
-        self._before = None if self._clean else self._layout.gather()
-        self._clean = False
-        torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        self._before = None
+        if self._holds() is not False and held is not False:
+            before = self._layout.gather()
+            self._before = before if held is True else before * (held != 0)
+        when_backward_ends(self._end)
 
     def _end(self) -> None:
         after = self._layout.gather()
         self._rows.append(after if self._before is None else after - self._before)
+        self._before = None
+        self._since_backward.note()
+
+    def _forget_rows(self) -> None:
+        self._rows, self._doubts = [], []
 
 
 def _inert() -> MicroBatch:

@@ -1,11 +1,13 @@
 """Samples from a model that Opacus hooks already: its ``grad_sample`` read as it is."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
+from dome.samples.store.gradients import Gradients, came_without_samples
 
 
 def carries_grad_sample(model: nn.Module) -> bool:
@@ -24,33 +26,47 @@ class OpacusSamples:
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self._model = model
         self._layout = layout
+        self._active = True
+        self._since_step = Gradients(layout.parameters)
 
     def arm(self, active: bool) -> None:
         """Switch Opacus' hooks, where the model is wrapped, and start afresh."""
+        self._active = active
         self.discard()
-        switch = getattr(
-            self._model, "enable_hooks" if active else "disable_hooks", None
-        )
-        if switch is not None:
-            switch()
+        self._switch("enable_hooks" if active else "disable_hooks")
 
     def watch(self, inputs: object) -> AbstractContextManager[None]:
-        """Nothing to do: Opacus' hooks are on every layer."""
+        """Ignored: Opacus' hooks are on every layer, whoever calls it."""
         del inputs
         return nullcontext()
 
-    def expect(self, loss: Tensor) -> None:
-        """Nothing to do: Opacus' hooks are on every layer."""
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Switch Opacus' hooks off, where the model is wrapped."""
+        self._switch("disable_hooks")
+        try:
+            yield
+        finally:
+            self._switch("enable_hooks")
 
-    def take(self) -> Tensor | None:
+    def expect(self, loss: Tensor) -> None:
+        """Ignored: Opacus' hooks report from each layer's own backward."""
+
+    def take(self, due: bool = True) -> Tensor | None:
         """The rows (B, D) in all ``grad_sample``; see the protocol."""
         captured = [_batches(p) for p in self._layout.parameters]
-        self.discard()
         sizes = next(
             ([len(g) for g in batches] for batches in captured if batches), None
         )
         if sizes is None:
+            if due and self._active and came_without_samples(self._since_step):
+                raise RuntimeError(
+                    "Opacus left no grad_sample for this step, although .grad was "
+                    "filled: its hooks are off, or were removed. Switch them on, or "
+                    "attach to the model without them"
+                )
             return None
+        self.discard()
         like = self._layout.parameters[0]
         rows = like.new_zeros((sum(sizes), self._layout.dim), requires_grad=False)
         for batches, slot in zip(captured, self._layout.slots, strict=True):
@@ -63,9 +79,16 @@ class OpacusSamples:
         for p in self._layout.parameters:
             if hasattr(p, "grad_sample"):
                 p.grad_sample = None
+        self._since_step.note()
+
+    def _switch(self, name: str) -> None:
+        """Call a switch of the wrapper, if there is one."""
+        switch = getattr(self._model, name, None)
+        if switch is not None:
+            switch()
 
     def detach(self) -> None:
-        """Nothing to remove: the hooks are Opacus' own."""
+        """Leave the model alone: the hooks are Opacus' own."""
 
     def _unscaled(self, rows: Tensor, sizes: list[int]) -> Tensor:
         """Rows that sum to ``.grad``: Opacus multiplies those of a mean loss by B."""

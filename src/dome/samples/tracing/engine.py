@@ -1,57 +1,6 @@
-"""Questions to autograd: the backward pass that is running now, and its graph."""
+"""What autograd's graph tells about a tensor that was made outside the pass."""
 
-from enum import IntEnum
-
-import torch
-from torch import nn
-from torch.autograd.graph import Node, get_gradient_edge
-
-
-def current_backward() -> int:
-    """A number no other backward pass of this process has; -1 outside of one."""
-    return torch._C._current_graph_task_id()
-
-
-class Reach(IntEnum):
-    """What the running backward pass does about the gradient of a parameter."""
-
-    NOTHING = 0
-    COMPUTES = 1  # for autograd.grad(), which leaves .grad alone
-    FILLS = 2
-
-
-def reach(node: Node) -> Reach:
-    """What the running backward pass does about the gradient that ends in a node."""
-    try:
-        runs = torch._C._will_engine_execute_node(node)
-    except RuntimeError:
-        # Torch refuses to answer for a leaf that autograd.grad() was asked for.
-        return Reach.COMPUTES
-    return Reach.FILLS if runs else Reach.NOTHING
-
-
-class Leaves:
-    """The nodes of the graph where the gradients of parameters end.
-
-    Held from pass to pass, because looking one up costs as much as a small product.
-    """
-
-    def __init__(self) -> None:
-        self._nodes: dict[int, tuple[torch.device, torch.dtype, Node]] = {}
-
-    def reach(self, p: nn.Parameter) -> Reach:
-        """What the running backward pass does about the gradient of a parameter."""
-        found = self._nodes.get(id(p))
-        # Moving a parameter to another device or type gives it a new node.
-        if found is None or found[:2] != (p.device, p.dtype):
-            found = (p.device, p.dtype, get_gradient_edge(p).node)
-            self._nodes[id(p)] = found
-        return reach(found[2])
-
-
-def has_gradient(p: nn.Parameter) -> bool:
-    """Whether ``.grad`` holds anything but zeros."""
-    return p.grad is not None and bool(p.grad.any())
+from torch.autograd.graph import Node
 
 
 def holds_captures(node: Node) -> bool:
@@ -60,7 +9,7 @@ def holds_captures(node: Node) -> bool:
     while waiting:
         node = waiting.pop()
         made_by = getattr(type(node), "_forward_cls", None)
-        if made_by is not None and made_by.__module__.startswith(f"{__package__}."):
+        if made_by is not None and made_by.__module__.startswith("dome.samples.rules."):
             return True
         fresh = {parent for parent, _ in node.next_functions if parent is not None}
         waiting += fresh - seen

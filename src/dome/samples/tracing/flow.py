@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.nested import Value
+from dome.torch_private import tree_map_only
 
 
 @dataclass(frozen=True, slots=True)

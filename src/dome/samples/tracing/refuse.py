@@ -2,7 +2,8 @@
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from dome.torch_private import AnyBatchNorm, checkpoint_frame, is_compiled
 
 
 def check_one_process(model: nn.Module) -> None:
@@ -47,14 +48,13 @@ def check_capturable(model: nn.Module) -> None:
                 f"{where} is compiled by torch.compile: its operations cannot be seen; "
                 'use the model as it was before torch.compile, or samples="microbatch"'
             )
-        if isinstance(module, _BatchNorm) and module.training:
+        if isinstance(module, AnyBatchNorm) and module.training:
             raise ValueError(mixes_samples(where))
 
 
 def is_checkpointed() -> bool:
     """Whether what runs now will run again, unseen, in a checkpoint's backward."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and hooks[0].__qualname__.startswith("_checkpoint_hook")
+    return checkpoint_frame() is not None
 
 
 def recomputed(name: str) -> str:
@@ -72,10 +72,3 @@ def mixes_samples(where: str) -> str:
         f"{where} is batch norm in training mode, which mixes the samples of a batch: "
         'replace it by GroupNorm, call .eval() on it, or use samples="microbatch"'
     )
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether calls of this module run code that torch.compile made."""
-    # By name: importing torch._dynamo costs a second that most users need not pay.
-    compiled = type(module).__name__ == "OptimizedModule"
-    return compiled or getattr(module, "_compiled_call_impl", None) is not None

@@ -13,9 +13,8 @@ from functools import cache
 
 from torch import Tensor, nn
 
-from dome.parameters import Layout
-from dome.samples.rows import Rows
-from dome.samples.sink import Sink
+from dome.samples.store.sink import Sink
+from dome.samples.store.wanted import Pass, Wanted
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.engine import holds_captures
 from dome.samples.tracing.flow import Step, follow, operations
@@ -73,8 +72,6 @@ class Trace:
 
     Args:
         model: To name a layer that has no tracked parameter.
-        layout: The tracked parameters.
-        rows: Where their per-sample gradients go.
         resume: Context in which operations are seen by the capture again; inside a
             rule they are not.
     """
@@ -82,17 +79,23 @@ class Trace:
     def __init__(
         self,
         model: nn.Module,
-        layout: Layout,
-        rows: Rows,
         resume: Callable[[], AbstractContextManager[Value]],
     ) -> None:
         self._model = weakref.ref(model)
-        self.layout = layout
-        self.rows = rows
         self.resume = resume
         self.batch = 0
-        self._parameters = {id(p): Derived((p,)) for p in layout.parameters}
+        self._pass: Pass | None = None
+        self._wanted: Wanted | None = None
+        self._parameters: dict[int, Derived] = {}
         self._known: dict[int, tuple[weakref.ref[Tensor], Origin]] = {}
+
+    def begin(self, batch: int, wanted: Wanted) -> None:
+        """Start a forward pass of so many samples, for those who want them."""
+        self.batch = batch
+        self._pass = Pass(batch, wanted)
+        if wanted is not self._wanted:
+            self._wanted = wanted
+            self._parameters = {id(p): Derived((p,)) for p in wanted.parameters}
 
     def end(self) -> None:
         """Forget the tensors that a forward pass did not leave behind."""
@@ -111,8 +114,11 @@ class Trace:
             # Made outside the pass: of weights alone, as a cached parametrization is,
             # or of the samples of another pass.
             mixed = holds_captures(t.grad_fn)
-            return Batched(None) if mixed else Derived(self.layout.parameters)
+            return Batched(None) if mixed else Derived(self._all())
         return parameter
+
+    def _all(self) -> tuple[nn.Parameter, ...]:
+        return () if self._wanted is None else self._wanted.parameters
 
     def mark(self, t: Tensor, origin: Origin) -> None:
         """Remember where a tensor comes from."""
@@ -130,16 +136,18 @@ class Trace:
     def sink(self, t: Tensor | None) -> Sink | None:
         """Where the per-sample gradient of a weight goes, None if it is not tracked."""
         origin = None if t is None else self.origin(t)
-        if t is None or not isinstance(origin, Derived):
+        if t is None or not isinstance(origin, Derived) or self._pass is None:
             return None
-        return Sink(self.rows, t, origin.sources, self.batch)
+        # A weight kept from an earlier pass may come from what nobody wants now.
+        sources = tuple(p for p in origin.sources if p in self._pass.wanted)
+        return Sink(self._pass, t, sources) if sources else None
 
     def name(self, *weights: Tensor | None) -> str:
         """The first parameter or buffer behind these tensors, as the user calls it."""
         for t in weights:
             origin = None if t is None else self.origin(t)
-            if isinstance(origin, Derived):
-                return self.layout.slot_of[id(origin.sources[0])].name
+            if isinstance(origin, Derived) and self._wanted is not None:
+                return self._wanted.name(origin.sources[0])
         model = self._model()
         for name, buffer in model.named_buffers() if model is not None else ():
             if any(buffer is t for t in weights):

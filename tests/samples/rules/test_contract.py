@@ -1,9 +1,9 @@
 import pytest
-from samples.cases_layers import LAYERS
-from samples.cases_parameters import PARAMETERS
-from samples.cases_sequences import SEQUENCES, TIME_FIRST
 from samples.loop import per_sample_loop, sum_loss, tensors_in
 from samples.models import built
+from samples.rules.cases_layers import LAYERS
+from samples.rules.cases_parameters import PARAMETERS
+from samples.rules.cases_sequences import SEQUENCES, TIME_FIRST
 from torch.testing import assert_close
 
 from dome.parameters import Layout

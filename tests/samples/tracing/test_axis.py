@@ -105,7 +105,7 @@ def test_the_axis_is_followed_where_sizes_say_nothing(move, dim):
 
     def run(m, x):
         y = move(x)
-        found.append(source._mode._trace.axis(y))
+        found.append(source._capture._mode.trace.axis(y))
         return x * m.scale
 
     model = Then(run, scale=nn.Parameter(torch.ones(4)))

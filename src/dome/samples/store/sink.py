@@ -5,55 +5,34 @@ tensor derived from parameters alone (a view, a merged LoRA weight, a weight nor
 then the rows are pulled back to the parameters through that small graph.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
-
 import torch
 from torch import Tensor, nn
-from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from dome.samples.rows import Rows
-from dome.samples.tracing.nested import Value
-
-# What autograd passes to the forward and backward of a function; torch types it so.
-Context = Any
-
-_Backward = TypeVar("_Backward", bound=Callable[..., Value])
-
-# A second differentiation would bypass the rows: torch's own error is the right one.
-first_order = cast(Callable[[_Backward], _Backward], once_differentiable)
-
-
-def apply(function: type[Function], *args: Value) -> Value:
-    """Run an autograd function."""
-    return function.apply(*args)
+from dome.samples.store.wanted import Pass
 
 
 class Sink:
     """Takes the per-sample gradients of one weight in one call of one operation.
 
     Args:
-        rows: Where the rows go.
+        source: The forward pass that the operation is part of.
         weight: The weight as the operation saw it.
-        sources: The tracked parameters it was computed from; itself, if it is one.
-        batch: B.
+        sources: The wanted parameters it was computed from; itself, if it is one.
     """
 
     def __init__(
-        self, rows: Rows, weight: Tensor, sources: tuple[nn.Parameter, ...], batch: int
+        self, source: Pass, weight: Tensor, sources: tuple[nn.Parameter, ...]
     ) -> None:
-        self._rows = rows
+        self._pass = source
         self._sources = sources
-        self._batch = batch
         # An edge, not the tensor: a later in-place operation would move the tensor on.
         self._edge = None if weight is sources[0] else get_gradient_edge(weight)
         self._dtype = weight.dtype
 
     def wanted(self) -> bool:
         """Whether the backward pass that is running now needs the weight's gradient."""
-        return any(map(self._rows.computes, self._sources))
+        return any(map(self._pass.wanted.computes, self._sources))
 
     def room(self, dtype: torch.dtype, zero: bool = False) -> Tensor | None:
         """Space (B, *weight) to write into, None if the rows must go through ``put``.
@@ -63,32 +42,27 @@ class Sink:
             zero: Clear the space first, to add to it; then it is offered for later
                 contributions too.
         """
-        source = self._sources[0]
-        if self._edge is not None or not self._rows.records(source):
+        if self._edge is not None:
             return None
-        group = self._rows.group(self._batch)
-        slot = self._rows.layout.slot_of[id(source)]
-        fresh = slot.start not in group.written
-        if group.rows.dtype != dtype or not (fresh or zero):
+        takers = self._pass.wanted.recording(self._sources[0])
+        if len(takers) != 1:
             return None
-        group.written.add(slot.start)
-        view = group.view(slot)
-        return view.zero_() if zero and fresh else view
+        return takers[0].room(self._pass, self._sources[0], dtype, zero)
 
     def put(self, grads: Tensor) -> None:
         """Store per-sample gradients (B, *weight) that ``room`` had no space for."""
         # autograd.grad() alone fills no ``.grad``, and leaves no rows either.
-        sources = [p for p in self._sources if self._rows.records(p)]
-        if not sources:
+        takers = {p: t for p in self._sources if (t := self._pass.wanted.recording(p))}
+        if not takers:
             return
-        group, slot_of = self._rows.group(self._batch), self._rows.layout.slot_of
-        if self._edge is None:
-            group.add(slot_of[id(sources[0])], grads)
-            return
-        pulled = _pull_back(self._edge, sources, grads.to(self._dtype))
+        sources = list(takers)
+        pulled: list[Tensor | None] = [grads]
+        if self._edge is not None:
+            pulled = _pull_back(self._edge, sources, grads.to(self._dtype))
         for p, rows in zip(sources, pulled, strict=True):
-            if rows is not None:
-                group.add(slot_of[id(p)], rows)
+            for taker in takers[p]:
+                if rows is not None:
+                    taker.put(self._pass, p, rows, grads.dtype)
 
 
 def _pull_back(

@@ -93,13 +93,48 @@ def test_forwards_of_unequal_size_before_one_backward_are_stacked(model, source)
     assert_close(rows, torch.cat(order))
 
 
-def test_backward_twice_through_one_graph_gives_two_groups(model, source):
+def test_forwards_of_8_8_and_4_before_one_backward_are_12_samples(model, source):
+    x, y, z = torch.randn(8, 3), torch.randn(8, 3), torch.randn(4, 3)
+    sum(sum_loss(model(part)) for part in (x, y, z)).backward()
+    rows = source.take()
+    source.detach()
+    pairs = per_sample_loop(model, [x]) + per_sample_loop(model, [y])
+    assert len(rows) == 12
+    # Autograd goes backwards: the last pass comes first.
+    assert_close(rows, torch.cat([per_sample_loop(model, [z]), pairs]))
+
+
+def test_backward_twice_through_one_graph_is_about_the_same_samples(model, source):
+    x = torch.randn(4, 3)
+    output = model(x)
+    sum_loss(output).backward(retain_graph=True)
+    output.square().sum().backward()
+    rows, total = source.take(), Layout(model).gather()
+    source.detach()
+    both = per_sample_loop(model, [x], loss=lambda z: sum_loss(z) + z.square().sum())
+    assert_close(rows, both)
+    assert_close(rows.sum(0), total)
+
+
+def test_a_graph_that_goes_on_from_an_earlier_one_adds_to_its_samples(source, model):
+    # Truncated backpropagation through time: the second pass reaches into the first.
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    first = model(x)
+    sum_loss(first).backward(retain_graph=True)
+    second = model(y) * first
+    sum_loss(second).backward()
+    rows, total = source.take(), Layout(model).gather()
+    assert rows.shape == (4, 26)
+    assert_close(rows.sum(0), total)
+
+
+def test_backward_of_one_graph_in_two_steps_is_two_batches(model, source):
     loss = sum_loss(model(torch.randn(4, 3)))
     loss.backward(retain_graph=True)
+    first = source.take().clone()
+    model.zero_grad()
     loss.backward()
-    rows = source.take()
-    assert_close(rows[:4], rows[4:])
-    assert_close(rows.sum(0), Layout(model).gather())
+    assert_close(source.take(), first)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

@@ -1,0 +1,86 @@
+"""What only serves the caches and threads of a CPU, with every constant tuned for one.
+
+Shapes: S (D, K) tall, T threads. Tuned on two cores of an x86 server, ResNet-8 with D =
+78,042 parameters, K = 100. ``benchmarks/cpu_habits.py`` measures what each function
+here gains in a filtered step against the plain product, on one and on two threads; its
+table is in docs/performance.md. What gains less than a twentieth of a step goes.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+# Rows that are converted or written at a time: beside U and the samples, only so much
+# exists. More if they are short: calls on few numbers are mostly overhead.
+BLOCK_ROWS = 4096
+BLOCK_NUMBERS = 400_000
+# Rows that are read at a time where nothing is converted: only products take room.
+VIEW_ROWS = 131_072
+# Rows of the short products that a long one is cut into: each fits a core's cache, and
+# they run on all threads, where a product with few rows or columns runs on one.
+PIECE_ROWS = 2048
+# Numbers in the products of such pieces, before these are added up.
+SUMMANDS = 4_000_000
+
+
+def num_lanes(S: Tensor) -> int:
+    """How many ranges of rows a pass works on side by side: one per thread.
+
+    Threads have caches of their own, in which a pass leaves the rows it wrote. If
+    another thread took them in the next pass, they would have to move. So each thread
+    always gets the same range, its lane.
+    """
+    return torch.get_num_threads() if S.device.type == "cpu" else 1
+
+
+def weighted_rows(weights: Tensor, S: Tensor) -> Tensor:
+    """w S for one row of weights (1, D), summed in float64, shape (1, K).
+
+    As the bags of an embedding, whose kernel fetches rows ahead: torch's own product
+    with a vector runs on one thread and waits for memory on every row.
+    """
+    index, starts = _positions(len(S))
+    # Not through ``functional``, whose checks take a fifth of the time.
+    sums, *_ = torch.embedding_bag(S, index, starts, False, 0, False, weights[0])
+    return sums.sum(dim=0, keepdim=True, dtype=torch.float64)
+
+
+def subtract_(vector: Tensor, S: Tensor, c: Tensor) -> None:
+    """v ← v − S c in place for v (D,) and c (K,): short pieces in a batch."""
+    num, length = pieces(len(S), PIECE_ROWS)
+    end = num * length
+    # The transpose of a row and not a column: torch goes by strides, and takes a path
+    # for the one that is six times as fast as that for the other.
+    column = c.expand(num, 1, -1).mT
+    tall = S[:end].unflatten(0, (num, length))
+    vector[:end].view(num, length, 1).baddbmm_(tall, column, alpha=-1)
+    if end < len(S):
+        vector[end:].addmv_(S[end:], c, alpha=-1)
+
+
+def pieces(num_rows: int, most: int) -> tuple[int, int]:
+    """How many pieces of how many rows there are; fewer rows may be left over."""
+    length = min(most, num_rows)
+    return (num_rows // length if length else 0), length
+
+
+def slices(num_rows: int, size: int) -> Iterator[slice]:
+    """Slices that cover ``num_rows`` rows, at most ``size`` each."""
+    for start in range(0, num_rows, size):
+        yield slice(start, min(start + size, num_rows))
+
+
+@lru_cache(maxsize=8)
+def _many_positions(num_rows: int, length: int) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(False):
+        index = torch.arange(num_rows, device="cpu")
+        return index, index[::length].contiguous()
+
+
+def _positions(num_rows: int) -> tuple[Tensor, Tensor]:
+    """0, 1, 2, ... and where pieces of it begin."""
+    num_pieces = -(-num_rows // PIECE_ROWS)
+    index, starts = _many_positions(num_pieces * PIECE_ROWS, PIECE_ROWS)
+    return index[:num_rows], starts

@@ -1,0 +1,173 @@
+"""Passes over the D rows of tall matrices: the only code that walks over them.
+
+Shapes: S (D, K) tall, G (B, D) samples, small matrices P (K, K), X (B, K) in float64.
+Rows are visited in blocks, so that beside S and G only one block exists at a time, and
+sums are formed in float64 over short pieces, so that float32 products lose no more than
+those of one piece do. How long blocks and pieces are is a device's habit.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from dome.numerics import cpu
+from dome.numerics.cpu import slices
+
+# An accelerator wants few large products, and has memory for a block of this size.
+DEVICE_NUMBERS = 2**26
+DEVICE_PIECE_ROWS = 65_536
+
+# Prepares a block of samples (..., B) or (B, ...) for a product; ``dim`` has the B.
+Prepare = Callable[[Tensor, int, torch.dtype], Tensor]
+
+
+def compute_dtype(storage: torch.dtype) -> torch.dtype:
+    """The precision products are formed in: float32 for the 16-bit storage formats."""
+    return torch.float32 if storage.itemsize < torch.float32.itemsize else storage
+
+
+def as_they_are(block: Tensor, dim: int, dtype: torch.dtype) -> Tensor:  # noqa: ARG001
+    """A block of samples in the precision to compute in."""
+    return block.to(dtype)
+
+
+def block_rows(width: int, device: torch.device | None = None) -> int:
+    """How many rows are worked on at a time that take ``width`` numbers each."""
+    if device is not None and device.type != "cpu":
+        return max(DEVICE_NUMBERS // max(width, 1), 1)
+    return max(cpu.BLOCK_ROWS, cpu.BLOCK_NUMBERS // max(width, 1))
+
+
+def row_blocks(S: Tensor, width: int) -> Iterator[slice]:
+    """Slices that cover the rows of S, of which each takes ``width`` numbers."""
+    return slices(len(S), block_rows(width, S.device))
+
+
+def multiply(wide: Tensor, tall: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A C for wide A (M, D) and tall C (D, N), summed in float64, shape (M, N).
+
+    Products are formed in ``dtype``, by default that of C, at least float32.
+    """
+    dtype = dtype or compute_dtype(tall.dtype)
+    alone = len(wide) == 1 and tall.device.type == "cpu"
+    kernel = cpu.weighted_rows if alone else sum_of_pieces
+    total = tall.new_zeros(len(wide), tall.shape[1], dtype=torch.float64)
+    for rows in _readable_blocks(dtype, tall, wide):
+        total += kernel(wide[:, rows].to(dtype), tall[rows].to(dtype))
+    return total
+
+
+def sum_of_pieces(wide: Tensor, tall: Tensor) -> Tensor:
+    """The same of matrices of one precision: short products in a batch, then summed."""
+    on_cpu = tall.device.type == "cpu"
+    num, length = cpu.pieces(len(tall), cpu.PIECE_ROWS if on_cpu else DEVICE_PIECE_ROWS)
+    end = num * length
+    A = wide[:, :end].unflatten(1, (num, length)).transpose(0, 1)
+    C = tall[:end].unflatten(0, (num, length))
+    # Kernels like the larger of M and N last: with 10 columns against 128 rows, the
+    # transposed product takes a third of the time.
+    last = tall.shape[1] > len(wide)
+    products = torch.bmm(A, C) if last else torch.bmm(C.mT, A.mT).mT
+    total = products.sum(dim=0, dtype=torch.float64)
+    return total if end == len(tall) else total + wide[:, end:] @ tall[end:]
+
+
+def gram(S: Tensor) -> Tensor:
+    """Sᵀ S of a tall matrix (D, K), summed in float64, shape (K, K)."""
+    total = S.new_zeros(S.shape[1], S.shape[1], dtype=torch.float64)
+    for rows in row_blocks(S, S.shape[1]):
+        block = S[rows].to(compute_dtype(S.dtype))
+        total += sum_of_pieces(block.T, block)
+    return total
+
+
+def squared_norms(G: Tensor) -> Tensor:
+    """‖g_b‖² of the rows of a wide matrix (B, D), in float64, without a copy of it.
+
+    Norms of short pieces, whose squares are added up: squaring every entry first would
+    take as much memory again as the samples do.
+    """
+    num, length = cpu.pieces(G.shape[1], cpu.PIECE_ROWS)
+    end = num * length
+    norms = torch.linalg.vector_norm(G[:, :end].unflatten(1, (num, length)), dim=2)
+    rest = torch.linalg.vector_norm(G[:, end:], dim=1, keepdim=True)
+    return torch.cat([norms, rest], dim=1).to(torch.float64).square().sum(dim=1)
+
+
+def subtract_combination(vector: Tensor, S: Tensor, c: Tensor) -> Tensor:
+    """v − S c for a vector (D,) and coordinates (K,)."""
+    dtype = compute_dtype(S.dtype)
+    # Copied first, on all threads: a bag's kernel leaves the upper halves of vector
+    # registers in use, and products would crawl until another kernel clears them.
+    result, c = vector.clone(), c.to(dtype)
+    by_pieces = S.device.type == "cpu" and vector.dtype == dtype
+    for rows in _readable_blocks(dtype, S):
+        block = S[rows].to(dtype)
+        if by_pieces:
+            cpu.subtract_(result[rows], block, c)
+        else:
+            result[rows].sub_(block @ c)
+    return result
+
+
+def recombine_(
+    S: Tensor,
+    P: Tensor | None,
+    G: Tensor | None = None,
+    X: Tensor | None = None,
+    prepare: Prepare = as_they_are,
+) -> None:
+    """S ← S P + Gᵀ X in place, a block of rows at a time.
+
+    Args:
+        S: Tall matrix, shape (D, K).
+        P: Shape (K, K); None leaves the columns as they are.
+        G: Samples, shape (B, D); None for none of them.
+        X: Shape (B, K).
+        prepare: What is done to a block of samples first.
+    """
+    dtype, K = compute_dtype(S.dtype), S.shape[1]
+    G = S.new_empty(0, len(S)) if G is None else G
+    copied = prepare is not as_they_are or G.dtype != dtype or S.dtype != dtype
+    width = K + len(G) if copied else K
+    lanes, P = cpu.num_lanes(S), None if P is None else P.to(dtype)
+    X = None if X is None else X.to(dtype)
+    at_once = -(-block_rows(width, S.device) // lanes)
+    # One room for all blocks: first touches of fresh memory cost as much as a product.
+    room = S.new_empty(min(lanes * at_once, len(S)), K, dtype=dtype)
+    for block, samples in _lane_blocks(S, G, lanes, at_once):
+        num, length, _ = block.shape
+        new = room[: num * length].unflatten(0, (num, length))
+        if P is not None:
+            torch.bmm(block.to(dtype), P.expand(num, -1, -1), out=new)
+        if X is not None:
+            H, wide = prepare(samples, -1, dtype), X.expand(num, -1, -1)
+            _ = torch.bmm(H, wide, out=new) if P is None else new.baddbmm_(H, wide)
+        _ = block.add_(new) if P is None else block.copy_(new)
+
+
+def _lane_blocks(
+    S: Tensor, G: Tensor, lanes: int, at_once: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of S (T, n, K) and of samples (T, n, B) that together cover all rows."""
+    length = len(S) // lanes
+    end = lanes * length
+    tall = S[:end].unflatten(0, (lanes, length))
+    wide = G[:, :end].unflatten(1, (lanes, length)).permute(1, 2, 0)
+    for rows in slices(length, at_once):
+        yield tall[:, rows], wide[:, rows]
+    if end < len(S):
+        yield S[None, end:], G[:, end:].T[None]
+
+
+def _readable_blocks(
+    dtype: torch.dtype, tall: Tensor, *wide: Tensor
+) -> Iterator[slice]:
+    """Blocks of rows to read: larger ones if nothing has to be converted."""
+    converted = any(t.dtype != dtype for t in (tall, *wide))
+    num_wide = sum(len(t) for t in wide)
+    if converted or tall.device.type != "cpu":
+        return row_blocks(tall, tall.shape[1] + num_wide)
+    summands = max(cpu.SUMMANDS // max(tall.shape[1] * num_wide, 1), 1)
+    return slices(len(tall), min(cpu.VIEW_ROWS, summands * cpu.PIECE_ROWS))

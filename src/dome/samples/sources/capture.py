@@ -1,0 +1,154 @@
+"""One capture a model: its forward passes are watched once, for all who take samples.
+
+    model(...) ──► Capture ──► rules ──► Sink ──► Rows of filter 1 ──► take() (B, D₁)
+                   one a model   one an operation └► Rows of filter 2 ──► take() (B, D₂)
+
+Filters that share a model (one optimizer for the matrices and one for the rest, or one
+for every parameter) subscribe with the parameters they want. An operation is captured
+if anybody wants a parameter in it; its per-sample gradients are made once and handed
+to whoever wants them. Each taker arms itself, takes and forgets by itself.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from dome.samples.sources.mode import CaptureMode
+from dome.samples.store.wanted import Taker, Wanted
+from dome.samples.tracing.nested import Value, unpacked
+
+
+class Capture:
+    """Watches a model's forward passes while anybody wants samples of them.
+
+    Args:
+        model: Hooks are registered on it, and nothing else; it is held weakly.
+        batch_dim: The dimension of the model's input that enumerates the samples.
+    """
+
+    def __init__(self, model: nn.Module, batch_dim: int = 0) -> None:
+        self.batch_dim = batch_dim
+        self._model = weakref.ref(model)
+        self._mode = CaptureMode(model)
+        self._takers: list[Taker] = []
+        self._wanted: Wanted | None = None
+        self._num_pauses = 0
+        self._depth = 0
+        self._stack = ExitStack()
+        self._handles: tuple[RemovableHandle, ...] = ()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anybody takes samples."""
+        return bool(self._takers)
+
+    def subscribe(self, taker: Taker) -> None:
+        """Feed a taker from the next forward pass on."""
+        model = self._model()
+        if model is not None and not self._handles:
+            self._handles = (
+                model.register_forward_pre_hook(self._enter, with_kwargs=True),
+                model.register_forward_hook(self._leave, always_call=True),
+            )
+        self._takers.append(taker)
+
+    def unsubscribe(self, taker: Taker) -> None:
+        """Feed a taker no more; the hooks go with the last one."""
+        self._takers = [other for other in self._takers if other is not taker]
+        if not self._takers:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = ()
+
+    @contextmanager
+    def watch(self, inputs: object) -> Iterator[None]:
+        """Capture what is computed inside, as a call of the model with these inputs."""
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the model of this filter is gone: attach a new filter")
+        try:
+            self._enter(model, (inputs,), {})
+            yield
+        finally:
+            self._leave()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let forward passes inside go by as if nobody wanted samples."""
+        self._num_pauses += 1
+        try:
+            yield
+        finally:
+            self._num_pauses -= 1
+
+    def __reduce__(self) -> tuple[Value, ...]:
+        # A copied or pickled model takes its hooks along; there they must do nothing.
+        return _inert, ()
+
+    def _enter(self, _: nn.Module, args: Value, kwargs: Value) -> None:
+        # A model that calls itself is watched from the outermost call on.
+        self._depth += 1
+        if self._depth > 1 or self._num_pauses or not torch.is_grad_enabled():
+            return
+        wanted = self._wanted_now()
+        if wanted is None:
+            return
+        inputs = unpacked((args, kwargs))
+        num_samples = self._mode.num_samples(inputs, self.batch_dim)
+        for taker in wanted.takers:
+            taker.begin(num_samples)
+        if num_samples:
+            self._mode.begin(inputs, self.batch_dim, wanted)
+            self._stack.callback(self._mode.end)
+            self._stack.enter_context(self._mode)
+
+    def _leave(self, *_: object) -> None:
+        self._depth = max(self._depth - 1, 0)
+        if self._depth == 0:
+            self._stack.close()
+
+    def _wanted_now(self) -> Wanted | None:
+        """What those who are active want, the same object as long as they are."""
+        active = tuple(taker for taker in self._takers if taker.active)
+        if not active:
+            return None
+        if self._wanted is None or self._wanted.takers != active:
+            self._wanted = Wanted(active)
+        return self._wanted
+
+
+def _inert() -> Capture:
+    return Capture(nn.Module())
+
+
+_captures: "weakref.WeakKeyDictionary[nn.Module, Capture]" = weakref.WeakKeyDictionary()
+
+
+def capture_of(model: nn.Module, batch_dim: int | None = None) -> Capture:
+    """The capture that all filters of a model share.
+
+    Args:
+        model: The model.
+        batch_dim: Where its input holds the samples, if not along the first dimension;
+            filters of one model must agree.
+    """
+    found = _captures.get(model)
+    if found is None or not found.is_used:
+        found = _captures[model] = Capture(model, batch_dim or 0)
+    elif batch_dim not in (None, found.batch_dim):
+        raise ValueError(
+            f"another filter of this model takes samples along dimension "
+            f"{found.batch_dim} of its input, this one along {batch_dim}: give both "
+            "the same batch_dim, or detach() the other"
+        )
+    return found
+
+
+def capture_paused(model: nn.Module) -> AbstractContextManager[None]:
+    """Forward passes inside leave no samples to the filters of this model."""
+    found = _captures.get(model)
+    return nullcontext() if found is None else found.paused()

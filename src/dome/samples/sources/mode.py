@@ -1,0 +1,96 @@
+"""The mode that sees every operation of a forward pass and passes it to its rule."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from dome.samples.rules import ALWAYS, PASSIVE, QUESTIONS, rule_for
+from dome.samples.store.wanted import Wanted
+from dome.samples.tracing.axis import Axis
+from dome.samples.tracing.nested import Value, tensors
+from dome.samples.tracing.refuse import is_checkpointed, recomputed
+from dome.samples.tracing.trace import Call, Trace, writes
+
+
+class CaptureMode(TorchFunctionMode):
+    """Runs a rule wherever samples meet a parameter whose samples are wanted.
+
+    Args:
+        model: Whose forward passes they are; it is held weakly.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        bags = [m for m in model.modules() if isinstance(m, nn.EmbeddingBag)]
+        self._has_bags = bool(bags)
+        self._last_offset_included = bool(bags) and bags[0].include_last_offset
+        self.trace = Trace(model, resume=lambda: self)
+
+    def num_samples(self, inputs: object, batch_dim: int) -> int:
+        """How many samples lie in the tensors somewhere inside ``inputs``."""
+        found = list(tensors(inputs))
+        if not found or found[0].ndim <= batch_dim:
+            raise RuntimeError(
+                f"the model's input has no dimension {batch_dim} to find the samples "
+                'in; pass tensors to model(...), or use samples="microbatch"'
+            )
+        offsets = self._offsets(found)
+        if offsets is not None:
+            return len(offsets) - self._last_offset_included
+        return found[0].shape[batch_dim]
+
+    def begin(self, inputs: object, batch_dim: int, wanted: Wanted) -> None:
+        """Start a forward pass whose input tensors lie somewhere inside ``inputs``."""
+        batch = self.num_samples(inputs, batch_dim)
+        found = list(tensors(inputs))
+        offsets = self._offsets(found)
+        self.trace.begin(batch, wanted)
+        for t in found:
+            axis = _input_axis(t, batch, batch_dim)
+            if axis is not None or t is offsets:
+                self.trace.mark_axis(t, axis)
+
+    def end(self) -> None:
+        """Forget the tensors of the forward pass."""
+        self.trace.end()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Value],
+        types: object,
+        args: tuple[Value, ...] = (),
+        kwargs: dict[str, Value] | None = None,
+    ) -> Value:
+        kwargs = kwargs or {}
+        if func in QUESTIONS:
+            return func(*args, **kwargs)
+        batched, derived = self.trace.sort(args, kwargs)
+        if not batched and not derived:
+            return func(*args, **kwargs)
+        call = Call(func, args, kwargs, batched, derived, writes(func))
+        meets = batched and derived and func not in PASSIVE and torch.is_grad_enabled()
+        if meets or func in ALWAYS:
+            if is_checkpointed():
+                raise RuntimeError(recomputed(self.trace.name(*derived)))
+            out = rule_for(func)(self.trace, call, *args, **kwargs)
+        else:
+            out = func(*args, **kwargs)
+        self.trace.note(call, args[0] if call.in_place and args else out)
+        return out
+
+    def _offsets(self, inputs: list[Tensor]) -> Tensor | None:
+        """The offsets of ``(indices, offsets)``, both 1-D: then a sample is a bag."""
+        if not self._has_bags:
+            return None
+        pair = [t for t in inputs[:2] if t.ndim == 1 and not t.is_floating_point()]
+        return pair[1] if len(pair) == 2 else None
+
+
+def _input_axis(t: Tensor, batch: int, batch_dim: int) -> Axis | None:
+    """Where an input holds the samples, None for one that holds none (a mask, say)."""
+    places = [dim for dim, size in enumerate(t.shape) if size == batch]
+    if batch_dim in places:
+        return Axis(batch_dim, batch)
+    return Axis(places[0], batch) if len(places) == 1 else None

@@ -1,0 +1,1 @@
+"""Where a backward pass leaves the samples until they are taken."""

@@ -1,0 +1,241 @@
+"""The captured rows: one (B, D) buffer a backward pass, kept from step to step.
+
+What a sample is. Row i of a forward pass is sample i. All that backward passes
+contribute for it adds up in one row:
+
+- forward passes of one size that one ``backward()`` goes through are views of the same
+  samples (two towers, a carried hidden state): 8 + 8 samples give 8 rows;
+- a pass of another size holds other samples: 8 + 8 + 4 give 12 rows;
+- a second ``backward()`` through the same graph is about the same samples: 4 give 4.
+
+Forward passes of their own ``backward()`` (gradient accumulation) are other samples,
+whatever their size: their rows lie one below the other.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dome.parameters import Layout
+from dome.samples.store.audit import FEWEST, Audit, Entry, check_complete, entry
+from dome.samples.store.backward import Reach, current_backward
+from dome.samples.store.gradients import Gradients, came_without_samples
+from dome.samples.store.group import Group, by_samples
+from dome.samples.store.reading import read
+from dome.samples.store.wanted import Pass
+from dome.torch_private import when_backward_ends
+
+
+class Rows:
+    """A taker of rows: groups that wait to be taken, and the buffers they lie in.
+
+    Args:
+        layout: The parameters, and which columns are whose.
+        functional: Rows are wanted of autograd.grad(), which leaves .grad alone.
+        ignore_penalty: Do not ask whether rows account for all of the gradient.
+    """
+
+    def __init__(
+        self, layout: Layout, *, functional: bool = False, ignore_penalty: bool = False
+    ) -> None:
+        self.layout = layout
+        self.active = True
+        self._least = Reach.COMPUTES if functional else Reach.FILLS
+        self._forward_seen = self._empty_seen = False
+        self._groups: dict[tuple[int, int], Group] = {}
+        self._spare: list[Tensor] = []
+        self._since_backward = Gradients(layout.parameters)
+        self._since_step = Gradients(layout.parameters)
+        # How many groups are void if this number on the device is 0.
+        self._doubts: list[tuple[int, Tensor]] = []
+        self._excused = False
+        self._audit = None if ignore_penalty else Audit(layout, self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """How many backward passes wait; their rows may be scaled each in its way."""
+        return len(self._groups)
+
+    def arm(self, active: bool) -> None:
+        """Choose whether forward passes from now on are captured; a step is over."""
+        self.active = active
+        self._since_step.note()
+
+    def begin(self, num_samples: int) -> None:
+        """Note a forward pass: from now on gradients must have rows."""
+        self._drop_stale()
+        # No samples, no rows: the last of uneven batches.
+        if num_samples:
+            self._forward_seen = True
+        else:
+            self._empty_seen = True
+        if self._audit is not None and self._least is Reach.FILLS:
+            self._audit.begin()
+
+    def records(self, reach: Reach) -> bool:
+        """Whether a backward pass that does this about a parameter leaves rows."""
+        return reach >= self._least
+
+    def room(
+        self, source: Pass, p: nn.Parameter, dtype: torch.dtype, zero: bool
+    ) -> Tensor | None:
+        """The columns of a parameter (B, *parameter), to be written by the caller.
+
+        None if they hold a contribution already, or numbers of another type. With
+        ``zero`` they are cleared, and offered for later contributions too.
+        """
+        group, slot = self._group(source), self.layout.slot_of[id(p)]
+        fresh = slot.start not in group.written
+        if group.rows.dtype != dtype or not (fresh or zero):
+            return None
+        group.written.add(slot.start)
+        view = group.view(slot)
+        return view.zero_() if zero and fresh else view
+
+    def put(
+        self, source: Pass, p: nn.Parameter, grads: Tensor, dtype: torch.dtype
+    ) -> None:
+        """Add rows (B, *parameter) of the running backward pass."""
+        self._group(source).add(self.layout.slot_of[id(p)], grads, dtype)
+
+    def take(self, grads: Sequence[Tensor | None] | None = None) -> Tensor | None:
+        """All waiting rows (B, D), unwritten parameters as zeros; None without any.
+
+        Waits for the device at most once.
+
+        Args:
+            grads: The gradients that the rows must account for; ``.grad`` by default.
+        """
+        groups = self._complete_groups(grads)
+        groups = by_samples(groups, self.layout.slots)
+        for group in groups:
+            group.finish(self.layout.slots)
+        if len(groups) == 1:
+            return groups[0].rows
+        return torch.cat([group.rows for group in groups]) if groups else None
+
+    def came_without(self) -> bool:
+        """Whether gradients came since the last step without a sample being seen.
+
+        To be asked before ``take()``, of a step at which samples were due; never so if
+        this taker rests.
+        """
+        seen = self._forward_seen or self._empty_seen or self._groups
+        return self.active and not seen and came_without_samples(self._since_step)
+
+    def excuse(self) -> None:
+        """Expect gradients at this step that are no sample's."""
+        self._excused = True
+
+    def discard(self) -> None:
+        """Forget the waiting rows and that a forward pass was seen."""
+        self._forward_seen = self._empty_seen = self._excused = False
+        if self._audit is not None:
+            self._audit.end()
+        self._since_step.note()
+        self._recycle()
+
+    def _complete_groups(self, grads: Sequence[Tensor | None] | None) -> list[Group]:
+        """The groups of this step; an error if they miss a part of the gradient."""
+        if grads is None and self._since_backward.are_missing:
+            self.discard()  # what they belonged to was thrown away
+        groups, doubts = list(self._groups.values()), self._doubts
+        unwritten, audited = self._entries(grads)
+        self.discard()
+        norms, *numbers = read(
+            [norm for _, norm in doubts],
+            [entry.products for entry in unwritten],
+            [entry.products for entry in audited],
+        )
+        void = [
+            num for (num, _), (norm,) in zip(doubts, norms, strict=True) if not norm
+        ]
+        dropped = {group.task for group in groups[: max(void, default=0)]}
+        groups = groups[max(void, default=0) :]
+        written = set().union(*(group.written for group in groups))
+        pairs = [
+            pair
+            for pair in zip(unwritten, numbers[0], strict=True)
+            if pair[0].slot.start not in written
+        ]
+        pairs += [
+            pair
+            for pair in zip(audited, numbers[1], strict=True)
+            if pair[0].task not in dropped
+        ]
+        check_complete([entry.finding(found) for entry, found in pairs])
+        return groups
+
+    def _entries(
+        self, grads: Sequence[Tensor | None] | None
+    ) -> tuple[list[Entry], list[Entry]]:
+        """Gradients to be compared: of parameters without rows, and of all if due."""
+        audited = [] if self._audit is None else self._audit.end()
+        if self._audit is None or self._excused:
+            return [], []
+        parameters, groups = self.layout.parameters, list(self._groups.values())
+        if grads is not None:
+            triples = zip(parameters, self.layout.slots, grads, strict=True)
+            return [], [entry(p, s, g, groups) for p, s, g in triples if g is not None]
+        if not (groups or self._forward_seen):
+            return [], audited
+        sure = groups[max((num for num, _ in self._doubts), default=0) :]
+        written = set().union(*(group.written for group in sure))
+        unwritten = [
+            entry(p, slot, p.grad, [])
+            for p, slot in zip(parameters, self.layout.slots, strict=True)
+            if slot.start not in written and p.grad is not None and p.numel() >= FEWEST
+        ]
+        return unwritten, audited
+
+    def _running(self) -> list[Group]:
+        """The groups of the backward pass that is running now."""
+        task = current_backward()
+        return [group for group in self._groups.values() if group.task == task]
+
+    def _group(self, source: Pass) -> Group:
+        """The group of the backward pass that is running now and this batch size."""
+        task, batch = current_backward(), source.batch
+        found = self._groups.get((task, batch))
+        if found is None:
+            if not self._running() and self._least is Reach.FILLS:
+                self._drop_stale()
+                when_backward_ends(self._since_backward.note)
+            found = Group(self._buffer(batch), batch, task)
+            self._groups[task, batch] = found
+        found.passes.add(source)
+        return found
+
+    def _drop_stale(self) -> None:
+        """Forget waiting groups whose gradient was thrown away by ``zero_grad()``."""
+        if not self._groups:
+            return
+        if self._since_backward.are_missing:
+            self._recycle()
+        elif self._since_backward.may_be_zeroed:
+            # Or clipped, or unscaled: that is for the device to say, in take().
+            norm = self._since_backward.largest_norm()
+            self._doubts.append((len(self._groups), norm))
+            self._since_backward.note()
+
+    def _recycle(self) -> None:
+        self._spare += [group.buffer for group in self._groups.values()]
+        self._groups.clear()
+        self._doubts = []
+
+    def _buffer(self, batch: int) -> Tensor:
+        like = self.layout.parameters[0]
+        dtype = like.dtype
+        for p in self.layout.parameters:
+            dtype = torch.promote_types(dtype, p.dtype)
+        for i, spare in enumerate(self._spare):
+            # A short last batch borrows the head of the full-size buffer.
+            if len(spare) >= batch and (spare.dtype, spare.device) == (
+                dtype,
+                like.device,
+            ):
+                return self._spare.pop(i)
+        self._spare.clear()
+        shape = (batch, self.layout.dim)
+        return torch.zeros(shape, dtype=dtype, device=like.device)

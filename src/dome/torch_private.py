@@ -1,0 +1,163 @@
+"""Every name of torch that is not public, in one place.
+
+Nothing promises that these stay. Each says which versions of torch were seen with it
+and what happens without it; the other rooms use them under the names given here.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+
+# The abstract kinds behind BatchNorm1d, 2d, 3d and their synchronised and lazy forms,
+# under these names since torch 1.
+from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm as AnyInstanceNorm
+from torch.optim import Optimizer
+from torch.utils import checkpoint
+
+# Torch 2.6 to 2.15. A public torch.utils.pytree exists in the newest only.
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
+
+__all__ = [
+    "AnyBatchNorm",
+    "AnyInstanceNorm",
+    "checkpoint_frame",
+    "copy_all_",
+    "current_graph_task",
+    "default_store",
+    "flattened",
+    "fused",
+    "is_compiled",
+    "norms_of",
+    "runs_step_hooks",
+    "tree_flatten",
+    "tree_map",
+    "tree_map_only",
+    "tree_unflatten",
+    "unflattened",
+    "when_backward_ends",
+    "will_run",
+]
+
+
+def _needed(owner: object, name: str) -> Callable[..., Any]:
+    """A function of torch; where it is missing, one that says so when called."""
+
+    def missing(*_: object) -> None:
+        raise RuntimeError(
+            f"torch {torch.__version__} has no {name}, which dome needs: use a version "
+            f"of torch that the README's support table names"
+        )
+
+    return getattr(owner, name, missing)
+
+
+# The fused recurrent layers and cells as nn.LSTM and its kin call them: what a
+# TorchFunctionMode gets to see. Torch 2.6 to 2.15.
+fused = torch._VF
+
+# A number for the backward pass that runs in this thread, -1 outside of one; torch's
+# own checkpointing relies on it. Torch 2.6 to 2.15, no way without it.
+current_graph_task: Callable[[], int] = _needed(torch._C, "_current_graph_task_id")
+
+# Whether the running backward pass comes by a node; RuntimeError for a leaf that
+# autograd.grad() was asked for. Torch 2.6 to 2.15, no way without it.
+will_run: Callable[[Node], bool] = _needed(torch._C, "_will_engine_execute_node")
+
+
+def when_backward_ends(call: Callable[[], None]) -> None:
+    """Call a function once the running backward pass has filled every ``.grad``."""
+    # What DDP ends its own with: in every torch 2, no way without it.
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def flattened(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors one after the other as one vector; of a single tensor it is a view."""
+    # In DDP's Python since torch 1: a third of the time of torch.cat of reshaped ones.
+    return torch._utils._flatten_dense_tensors(tensors)
+
+
+def unflattened(vector: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Pieces of a vector, views in the shapes of these tensors."""
+    return torch._utils._unflatten_dense_tensors(vector, tensors)
+
+
+def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source into its target: one call for all, where torch has it."""
+    # 2.6 to 2.15, and what torch's own optimizers are written with.
+    many = getattr(torch, "_foreach_copy_", None)
+    if many is not None:
+        many(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The norm of each tensor: one call for all, where torch has it."""
+    # 2.6 to 2.15, and what torch's own clipping is written with.
+    many = getattr(torch, "_foreach_norm", None)
+    if many is not None:
+        norms: Sequence[Tensor] = many(list(tensors))
+        return norms
+    return [torch.linalg.vector_norm(tensor) for tensor in tensors]
+
+
+def runs_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether an optimizer calls its hooks: wrappers only inherit how to add them."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calls of this module run code that torch.compile made."""
+    # By name: importing torch._dynamo costs a second that most users need not pay.
+    compiled = type(module).__name__ == "OptimizedModule"
+    return compiled or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def default_store() -> Any:  # noqa: ANN401 (there is no public name for its type)
+    """The key-value store that the default process group met in."""
+    from torch.distributed import distributed_c10d  # not in every build of torch
+
+    return _needed(distributed_c10d, "_get_default_store")()
+
+
+_top_hooks: Callable[[bool], Any] | None = getattr(
+    torch._C._autograd, "_top_saved_tensors_default_hooks", None
+)
+
+
+def checkpoint_frame() -> Any | None:  # noqa: ANN401 (a class of torch that is private)
+    """The innermost activation checkpoint that what runs now is part of, or None.
+
+    It is a ``_CheckpointFrame`` of ``torch.utils.checkpoint``, whose ``recompute_fn``
+    computes the region again in backward().
+    """
+    if _top_hooks is None:
+        return _checkpoint_frame_on_stack(sys._getframe(1))
+    # 2.7 to 2.15: the hook that packs what is saved closes over the frame.
+    hooks = _top_hooks(True)
+    if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook"):
+        return None
+    cells = (cell.cell_contents for cell in hooks[0].__closure__ or ())
+    return next((f for f in cells if isinstance(f, checkpoint._CheckpointFrame)), None)
+
+
+def _checkpoint_frame_on_stack(frame: FrameType | None) -> Any | None:  # noqa: ANN401
+    """In 2.6 the hooks cannot be asked for, but ``checkpoint()`` is among the callers.
+
+    What enters a checkpoint without that function is not seen there.
+    """
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "checkpoint" and code.co_filename == checkpoint.__file__:
+            region = frame.f_locals.get("gen")  # None for the reentrant kind
+            if region is not None and region.gi_frame is not None:
+                return region.gi_frame.f_locals.get("new_frame")
+        frame = frame.f_back
+    return None

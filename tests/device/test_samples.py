@@ -1,0 +1,92 @@
+import contextlib
+
+import pytest
+import torch
+from device.agreement import assert_agree, moved
+from samples.cases_layers import LAYERS
+from samples.cases_parameters import PARAMETERS
+from samples.cases_sequences import SEQUENCES, TIME_FIRST
+from samples.loop import sum_loss, tensors_in
+from samples.models import built
+
+import dome
+
+CASES = {
+    **{name: (make, 0) for name, make in {**LAYERS, **SEQUENCES, **PARAMETERS}.items()},
+    **{f"{name}, time first": (make, 1) for name, make in TIME_FIRST.items()},
+}
+# Their forward makes a tensor without saying where.
+MAKES_TENSORS = (
+    "expanded class token",
+    "repeated class token",
+    "assigned",
+    "own recurrence from zeros",
+)
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Keeps:
+    """A tracker that keeps the samples and removes nothing."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def update(self, grads, scale=1.0):
+        self.samples.append(grads.clone())
+
+    def project_out(self, gradient, strength=1.0):
+        return gradient
+
+
+def captured(model, inputs, batch_dim):
+    """Output, gradient and samples of one backward pass."""
+    samples = []
+    with dome.GradientFilter(
+        model, 1, tracker=lambda dim, rank: Keeps(samples), batch_dim=batch_dim
+    ) as grad_filter:
+        output = model(*inputs)
+        sum_loss(output).backward()
+        gradient = [p.grad for p in model.parameters() if p.grad is not None]
+        grad_filter.step()
+    return {"output": tensors_in(output), "gradient": gradient, "samples": samples}
+
+
+# Torch's own remark on even kernels, from the plain model.
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", CASES)
+def test_samples_of_every_rule_are_those_of_the_cpu(name, device):
+    make, batch_dim = CASES[name]
+    there, here, inputs = built(make)
+    there = there.to(device.name)
+    for module in there.modules():
+        if hasattr(module, "options"):  # holds masks that are no buffers
+            module.options = moved(module.options, device.name)
+    expected = captured(here, inputs, batch_dim)
+    lost = name in MAKES_TENSORS
+    with torch.device(device.name) if lost else contextlib.nullcontext():
+        found = captured(there, moved(inputs, device.name), batch_dim)
+    assert len(expected["samples"]) == 1
+    assert_agree(found, expected, torch.float64)
+
+
+def test_the_functional_form_follows_its_model(device, rng):
+    make, _ = CASES["conv2d"]
+    there, here, (x,) = built(make)
+    y = torch.randint(3, (len(x),), generator=rng)
+
+    def loss(output, target):
+        return (output.flatten(1).sum(1) - target).square().mean()
+
+    expected = dome.per_sample_gradients(here, loss, x, y)
+    found = dome.per_sample_gradients(
+        there.to(device.name), loss, x.to(device.name), y.to(device.name)
+    )
+    assert found.device.type != "cpu"
+    assert_agree(found, expected, torch.float32)

@@ -1,0 +1,49 @@
+import pytest
+import samples.loop as twin
+import torch
+from opacus import GradSampleModule
+from opacus.grad_sample import GradSampleHooks
+from torch import nn
+from torch.testing import assert_close
+
+from dome.parameters import Layout
+from dome.samples import OpacusSamples, source_for
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def small():
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+@pytest.mark.parametrize("wrap", [GradSampleModule, GradSampleHooks])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("num_batches", [1, 2])
+def test_opacus_rows_sum_to_the_gradient(wrap, reduction, num_batches):
+    model, x = small(), torch.randn(2, 5, 3)
+    rows = torch.cat([twin.per_sample_loop(model, [part]) for part in x[:num_batches]])
+    hooked = wrap(model, loss_reduction=reduction)
+    watched = hooked if wrap is GradSampleModule else model
+    source = source_for("per_sample", watched, Layout(watched))
+    assert isinstance(source, OpacusSamples)
+    for part in x[:num_batches]:
+        loss = twin.sum_loss(watched(part))
+        (loss / 5 if reduction == "mean" else loss).backward()
+    found = source.take()
+    assert_close(found, rows / 5 if reduction == "mean" else rows)
+    assert_close(found.sum(0), Layout(model).gather())
+    assert source.take() is None
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_opacus_hooks_rest_while_unarmed():
+    model = GradSampleModule(small())
+    source = source_for("per_sample", model, Layout(model))
+    source.arm(False)
+    model(torch.randn(5, 3)).mean().backward()
+    assert source.take() is None
+    source.arm(True)
+    model.zero_grad()
+    model(torch.randn(5, 3)).mean().backward()
+    assert len(source.take()) == 5

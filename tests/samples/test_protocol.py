@@ -1,0 +1,17 @@
+import pytest
+import torch
+from samples.loop import per_sample_loop
+from torch import nn
+from torch.testing import assert_close
+
+from dome.samples.protocol import Factors
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def test_factors_multiplied_out_are_the_rows_of_a_linear_layer():
+    model, x = nn.Linear(4, 3, bias=False), torch.randn(5, 7, 4)
+    out = model(x).detach().requires_grad_()
+    out.tanh().square().sum().backward()
+    factors = Factors(deltas=out.grad, inputs=x)
+    assert_close(factors.rows().flatten(1), per_sample_loop(model, [x]))

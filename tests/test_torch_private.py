@@ -1,0 +1,99 @@
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import dome
+from dome import torch_private
+
+SOURCES = sorted(Path(dome.__file__).parent.rglob("*.py"))
+
+# torch._name, from torch.x._y import, import _name from torch, and attributes that
+# torch keeps for itself.
+PRIVATE = re.compile(
+    r"torch(\.\w+)*\._[a-z]|from torch[\w.]* import \(?.*\b_[a-zA-Z]|\b_C\.|\b_VF\b"
+    r"|_forward(_pre)?_hooks\b|_optimizer_step_\w+_hooks|_compiled_call_impl"
+    r"|_get_default_\w+|_pytree|_python_dispatch"
+)
+
+
+def test_private_names_of_torch_are_used_in_one_file_only():
+    found = [
+        f"{file.name}:{number}: {line.strip()}"
+        for file in SOURCES
+        if file.name != "torch_private.py"
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if PRIVATE.search(line.partition("#")[0])
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from torch._utils import x",
+        "    torch._foreach_copy_(a, b)",
+        "from torch.nn.modules.batchnorm import _BatchNorm",
+        "hooks = torch._C._autograd.x",
+        "model._forward_pre_hooks.values()",
+    ],
+)
+def test_a_private_name_would_be_found(line):
+    assert PRIVATE.search(line)
+
+
+def test_a_name_that_a_torch_does_not_have_is_named_when_it_is_needed():
+    missing = torch_private._needed(SimpleNamespace(), "_gone")
+    with pytest.raises(RuntimeError, match=r"torch \d.* has no _gone"):
+        missing()
+
+
+@pytest.mark.parametrize("hooks", ["asked for", "not to be asked for, as in torch 2.6"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_frame_of_a_checkpoint_is_found_inside_and_nowhere_else(
+    hooks, nested, monkeypatch
+):
+    if hooks != "asked for":
+        monkeypatch.setattr(torch_private, "_top_hooks", None)
+    frames = []
+
+    def region(x):
+        frames.append(torch_private.checkpoint_frame())
+        return x.sin()
+
+    def outer(x):
+        x = checkpoint(region, x, use_reentrant=False) if nested else region(x)
+        frames.append(torch_private.checkpoint_frame())
+        return x
+
+    x = torch.ones(2, requires_grad=True)
+    assert torch_private.checkpoint_frame() is None
+    y = checkpoint(outer, x, use_reentrant=False)
+    assert torch_private.checkpoint_frame() is None
+    inner, whole = frames
+    assert callable(whole.recompute_fn)
+    assert (inner is whole) is not nested
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())
+
+
+def test_a_reentrant_checkpoint_has_no_frame(monkeypatch):
+    monkeypatch.setattr(torch_private, "_top_hooks", None)
+    frames = []
+
+    def region(x):
+        frames.append(torch_private.checkpoint_frame())
+        return x.sin()
+
+    checkpoint(region, torch.ones(2, requires_grad=True), use_reentrant=True)
+    assert frames == [None]
+
+
+def test_copies_are_the_same_one_by_one(monkeypatch):
+    targets = [torch.zeros(2), torch.zeros(3, 1)]
+    monkeypatch.delattr(torch, "_foreach_copy_")
+    torch_private.copy_all_(targets, [torch.ones(2), torch.full((3, 1), 2.0)])
+    assert [t.flatten().tolist() for t in targets] == [[1.0, 1.0], [2.0, 2.0, 2.0]]
