@@ -23,14 +23,14 @@ HOUR = 3600
 def figure_table(
     captions: Mapping[str, str],
     scales: Sequence[str],
-    numbers: Mapping[str, Sequence[int]],
+    numbers: Mapping[str, Sequence[str]],
 ) -> Table:
     """What figures there are, and how many runs they take at each scale."""
     table = _table("figure", "what it shows")
     for scale in scales:
         table.add_column(f"runs,\n{scale}", justify="right")
     for name, caption in captions.items():
-        table.add_row(name, caption, *map(str, numbers[name]), end_section=True)
+        table.add_row(name, caption, *numbers[name], end_section=True)
     return table
 
 

@@ -74,7 +74,7 @@ SCALES = {
     "paper": Config(),
     "cpu": Config(run=ext04.SCALES["cpu"].cases[0]),
     "smoke": Config(
-        run=replace(fig03.SCALES["smoke"].run, rate=100),
+        run=replace(fig03.SCALES["smoke"].run, num_train=64, num_test=50, rate=100),
         ranks=(2,),
         grid=Grid(rates=(1e-3,), seeds=(100,), most_beyond=0),
         num_seeds=2,
