@@ -30,6 +30,7 @@ def followed(events: Iterable[Event], time_left: TimeLeft) -> Iterator[Event]:
             interrupts.check()
             job, row = event.job, event.row
             share = share_of_row(job.key)
+            time_left.add_new(job.key)
             if row is None:
                 time_left.finish(job.key)
                 where = "over"

@@ -116,8 +116,12 @@ def _show_list(names: list[str]) -> None:
 
     captions = {short_name(name): caption(name) for name in names}
     modules = {short_name(name): load_figure(name) for name in names}
+    # Of a figure with stages only the first one's runs are known beforehand.
+    more = {
+        name: "+" if hasattr(m, "later_runs") else "" for name, m in modules.items()
+    }
     numbers = {
-        name: [len(m.runs(m.SCALES[scale])) for scale in SCALES]
+        name: [f"{len(m.runs(m.SCALES[scale]))}{more[name]}" for scale in SCALES]
         for name, m in modules.items()
     }
     console.print(figure_table(captions, SCALES, numbers))

@@ -40,9 +40,15 @@ def command(
     model: Annotated[
         str, typer.Option(help="resnet8, resnet18 or transformer.")
     ] = "resnet8",
-    optimizer: Annotated[str, typer.Option(help="sgd or adam.")] = "adam",
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            help="sgd, adam, or ema: the paper's averaging momentum, whose steps are "
+            "1 - momentum times sgd's."
+        ),
+    ] = "adam",
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
-    momentum: Annotated[float, typer.Option(help="Of sgd.")] = 0.0,
+    momentum: Annotated[float, typer.Option(help="Of sgd and ema.")] = 0.0,
     epochs: Annotated[int, typer.Option(help="Passes over the samples.")] = 10,
     batch_size: Annotated[int, typer.Option(help="Samples a step.")] = 128,
     seed: Annotated[

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 import dome
 from dome.parameters import Layout
 from dome_lab.paper.compressors import make_compressor, times_fewer_bits
+from dome_lab.paper.controls import control_of
 from dome_lab.paper.outliers import CURVATURE_SAMPLES, HessianOutliers
 from dome_lab.paper.randomness import FIRST_BASIS, generator
 from dome_lab.paper.run import Run
@@ -45,7 +46,10 @@ class Arm:
         self._kept_norm: Tensor | None = None
         self._num_skipped = 0
         self._outliers: HessianOutliers | None = None
-        if run.rank is None:
+        self._change = control_of(model, self._layout, optimizer, run)
+        if self._change is not None:
+            optimizer.register_step_pre_hook(self._change_by_hand)
+        elif run.rank is None:
             if run.rate is not None:
                 optimizer.register_step_pre_hook(self._compress)
         elif run.removes == "hessian":
@@ -55,7 +59,7 @@ class Arm:
             self._filter = dome.GradientFilter(model, run.rank, **_options(run))
             optimizer.register_step_pre_hook(self._send_by_hand)
         else:
-            strength = 1.0 if run.removes == "span" else 0.0
+            strength = run.strength if run.removes == "span" else 0.0
             after = () if self._compressor is None else (self._compressor,)
             self._filter = dome.attach(
                 model,
@@ -113,10 +117,13 @@ class Arm:
         self._num_skipped = int(state["arm"]["num_skipped"])
 
     def _parts(self) -> dict[str, Any]:
+        run = self._run
         parts = {
             "filter": self._filter,
             "compressor": self._compressor,
             "outliers": self._outliers,
+            # The other controls remember nothing.
+            "control": self._change if run.removes == "preconditioned" else None,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -140,6 +147,15 @@ class Arm:
         self._kept_norm = torch.linalg.vector_norm(outside)
         self._kept_norm /= torch.linalg.vector_norm(gradient)
         self._layout.scatter_(self._sketch(outside))
+
+    def _change_by_hand(self, *_: Any) -> None:  # noqa: ANN401 - what torch gives
+        if self._change is None:
+            raise RuntimeError("this arm has no control")
+        gradient = self._layout.gather()
+        changed = self._change(gradient)
+        self._kept_norm = torch.linalg.vector_norm(changed)
+        self._kept_norm /= torch.linalg.vector_norm(gradient)
+        self._layout.scatter_(self._sketch(changed))
 
     def _send_by_hand(self, *_: Any) -> None:  # noqa: ANN401 - what torch gives a hook
         if self._filter is None:

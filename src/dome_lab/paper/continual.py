@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 
 import dome
 from dome.continual import EWC
+from dome_lab.paper.optimizers import make_optimizer
 from dome_lab.paper.randomness import FIRST_BASIS, SAMPLE_ORDER, generator
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, Run
 from dome_lab.paper.tasks import Task
 from dome_lab.paper.train import start
-from dome_lab.paper.training import make_optimizer
 
 NUM_TASKS = 5
 FISHER_SAMPLES = 500

@@ -30,7 +30,15 @@ def kind_of(key: Key) -> Key:
     rate = None if run.rate is None else 1.0
     # Removing the span costs little beside following it.
     removes = "span" if run.removes == "nothing" else run.removes
-    same = replace(run, seed=0, lr=1.0, forget=None, rate=rate, removes=removes)
+    same = replace(
+        run,
+        seed=0,
+        lr=1.0,
+        forget=None,
+        rate=rate,
+        removes=removes,
+        split="test",
+    )
     return made_by, same
 
 
@@ -56,6 +64,10 @@ class TimeLeft:
         self._seconds: dict[Key, float] = {}
         self._shares: dict[Key, float] = {}
         self._done = 0.0
+
+    def add_new(self, key: Key) -> None:
+        """A run that came up on the way, if it is one, is to be done too."""
+        self._left.setdefault(key, 1.0)
 
     def learn(self, key: Key, seconds: float, share: float = 1.0) -> None:
         """Take into account that so large a share of such a run took so long."""

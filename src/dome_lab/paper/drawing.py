@@ -9,6 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
+from dome_lab.paper.names import name_of
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run, Value
 from dome_lab.paper.statistics import Array, Band
@@ -25,31 +26,7 @@ GREY = "#555555"
 # More of theirs, for what is no arm.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
 DOTS = 250  # an inch
-
-NAMES = {
-    "mnist": "MNIST",
-    "cifar10": "CIFAR-10",
-    "tiny_imagenet": "Tiny ImageNet",
-    "dbpedia": "DBPedia-Classes L2",
-    "made_text": "made-up text",
-    "relu_mlp": "MLP",
-    "resnet8": "ResNet-8",
-    "resnet18": "ResNet-18",
-    "transformer": "3-layer Transformer",
-    "gaussian": "Gaussian sketch",
-    "hadamard": "Hadamard sketch",
-    "randomk": "random-k",
-    "randomk+feedback": "random-k, feedback",
-    "topk+feedback": "top-k, feedback",
-    "signsgd+feedback": "signs, feedback",
-    "terngrad": "TernGrad",
-    "qsgd": "QSGD",
-    "powersgd+feedback": "PowerSGD, feedback",
-    "tanh_cnn": "small tanh CNN",
-    "mlp": "MLP",
-    "sgd": "SGD",
-    "adam": "Adam",
-}
+SEED: dict[str, Any] = {"linewidth": 0.4, "alpha": 0.5}  # a line of one seed
 _NOTED = {  # what a note says of a column that is not as in the paper
     "task": "{}",
     "model": "{}",
@@ -117,14 +94,6 @@ def draw_line(
     axes.fill_between(x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
 
 
-def draw_dots(
-    axes: Axes, band: Band, y: Array, colours: Sequence[str], name: str | None = None
-) -> None:
-    """A dot and a bar for each value, one below the other."""
-    axes.hlines(y, band.low, band.high, colors=colours, linewidth=1.5)
-    axes.scatter(band.mean, y, c=colours, s=16, zorder=3, label=name)
-
-
 def add_title(figure: Figure, rows: Sequence[Row], axes: Axes | None = None) -> None:
     """Say above everything what was trained, and which line of ``axes`` is which."""
     row = rows[0]
@@ -150,6 +119,13 @@ def add_title(figure: Figure, rows: Sequence[Row], axes: Axes | None = None) -> 
 def epochs_below(axes: Axes) -> None:
     """Whole numbers below, few enough to be read."""
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def same_height(column: Sequence[Axes]) -> None:
+    """Give axes that are to be compared one scale."""
+    ends = [axes.get_ylim() for axes in column]
+    for axes in column:
+        axes.set_ylim(min(low for low, _ in ends), max(high for _, high in ends))
 
 
 def log_below(axes: Axes, ticks: Sequence[float], names: dict[float, str]) -> None:
@@ -182,23 +158,28 @@ def add_note(figure: Figure, *sentences: str) -> None:
     figure.supxlabel(text, x=0.01, ha="left", fontsize=NOTE, color=GREY)
 
 
-def add_notes(
-    figure: Figure,
-    rows: Sequence[Row],
-    confidence: float,
-    paper: Run,
-    *first: str,
-    varied: Sequence[str] = (),
-) -> None:
-    """What is said below nearly every figure: its seeds and its scale, after others."""
-    told = statistics_note(rows, confidence), scale_note(rows, paper, varied=varied)
-    add_note(figure, *first, *told)
-
-
-def statistics_note(rows: Sequence[Row], confidence: float) -> str:
-    """How many seeds there are, and what is shaded."""
+def statistics_note(rows: Sequence[Row], what: str = "shaded") -> str:
+    """How many seeds there are, and what shows the interval."""
     num_seeds = len({row["seed"] for row in rows})
-    return f"Mean of {num_seeds} seeds; shaded: {confidence:.0%} bootstrap interval."
+    return (
+        f"Mean of {num_seeds} seeds, each a dot or thin line; {what}: 95% t interval."
+    )
+
+
+def extension_note(rows: Sequence[Row], varied: Sequence[str] = ()) -> str:
+    """The settings of what the paper has no experiment on.
+
+    Args:
+        rows: What was computed.
+        varied: Columns that vary within the figure, of which nothing is said.
+    """
+    parts = [
+        form.format(_listed(values))
+        for column, form in _NOTED.items()
+        if column not in (*varied, "task", "model", "optimizer")
+        and (values := _values(rows, column)) not in ([], [None], [0.0])
+    ]
+    return f"Beyond the paper: {', '.join(parts)}."
 
 
 def scale_note(
@@ -226,11 +207,6 @@ def scale_note(
     return f"Not the paper's scale; the paper's in brackets: {', '.join(parts)}."
 
 
-def subset_name(task: Value, num_classes: Value) -> str:
-    """A task's name, with its number of classes if it is not that of all."""
-    return name_of(task) + ("" if num_classes is None else f", {num_classes} classes")
-
-
 def _values(rows: Sequence[Row], column: str) -> list[Value]:
     """The values of a column; arms without a rank say nothing about the rank."""
     found = {row[column] for row in rows}
@@ -243,12 +219,3 @@ def _listed(values: Sequence[Value]) -> str:
     if len(values) > 2 and all(isinstance(v, int | float) for v in values):
         return f"{name_of(values[0])} to {name_of(values[-1])}"
     return ", ".join(map(name_of, values))
-
-
-def name_of(value: Value) -> str:
-    """A value as it is read: "MNIST" for "mnist", "all" for None, 1,000 for 1000."""
-    if value is None:
-        return "all"
-    if isinstance(value, str):
-        return NAMES.get(value, value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:g}"

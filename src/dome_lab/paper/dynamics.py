@@ -12,16 +12,28 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing
-from dome_lab.paper.claims import Claim, Finding, above, claim, missing, paired
+from dome_lab.paper.claims import (
+    Claim,
+    Finding,
+    below,
+    claim,
+    paired,
+)
+from dome_lab.paper.following import FOLLOWS, follows
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Repeated, Run
-from dome_lab.paper.series import averages, curves, ends, select, stacked
-from dome_lab.paper.statistics import bootstrap_band, rank_correlation
+from dome_lab.paper.series import (
+    averages,
+    curves,
+    ends,
+    select,
+    stacked,
+)
+from dome_lab.paper.statistics import student_band
 
 LOSS_MARGIN = 0.05  # of the plain loss
 SCORE_MARGIN = 0.02  # accuracy or macro-F1
-FOLLOWS = 0.8  # rank correlation above which the fraction follows the loss
-FEWEST_EPOCHS = 5  # that a rank correlation is worth computing for
+MOST = 0.5  # of ‖g‖: if less than this is kept, most of it is removed
 SCORES = {"test_accuracy": "test accuracy", "test_macro_f1": "macro-F1"}
 
 
@@ -39,20 +51,20 @@ def dynamics_runs(config: Repeated) -> list[Run]:
     return both_arms(config.run, config.num_seeds)
 
 
-def draw_dynamics(
-    rows: Sequence[Row], paper: Run, score: str, confidence: float
-) -> Figure:
+def draw_dynamics(rows: Sequence[Row], paper: Run, score: str) -> Figure:
     """Training loss, fraction and score by epoch, side by side."""
     figure, (axes,) = drawing.canvas(1, 3, drawing.PAGE, 2.7)
-    draw_panels(axes, rows, score, confidence)
+    draw_panels(axes, rows, score)
     drawing.add_title(figure, rows, axes[0])
-    drawing.add_notes(figure, rows, confidence, paper)
+    drawing.add_note(
+        figure,
+        drawing.statistics_note(rows),
+        drawing.scale_note(rows, paper),
+    )
     return figure
 
 
-def draw_panels(
-    axes: Sequence[Axes], rows: Sequence[Row], score: str, confidence: float
-) -> None:
+def draw_panels(axes: Sequence[Axes], rows: Sequence[Row], score: str) -> None:
     """The three panels of one pair of arms."""
     panels = {
         "train_loss": "training loss",
@@ -60,20 +72,29 @@ def draw_panels(
         score: SCORES[score],
     }
     for one, (column, title) in zip(axes, panels.items(), strict=True):
-        for arm in (PLAIN, FILTERED):
-            values = stacked(curves(select(rows, arm=arm), column))
+        found = {
+            arm: stacked(curves(select(rows, arm=arm), column))
+            for arm in (PLAIN, FILTERED)
+        }
+        for arm, values in found.items():
             epochs = np.arange(1, values.shape[1] + 1)
-            drawing.draw_band(one, epochs, bootstrap_band(values, confidence), arm)
+            one.plot(epochs, values.T, color=drawing.COLOURS[arm], **drawing.SEED)
+        seen = one.get_ylim()
+        for arm, values in found.items():
+            epochs = np.arange(1, values.shape[1] + 1)
+            drawing.draw_band(one, epochs, student_band(values), arm)
+        # The interval of three seeds would else decide what can be seen.
+        one.set_ylim(seen)
         drawing.label(one, "epoch", title)
         drawing.epochs_below(one)
 
 
 def judge_dynamics(figure: str, rows: Sequence[Row], score: str) -> list[Claim]:
-    """Convergence, and whether the fraction follows the loss."""
+    """Convergence, and what the fraction does."""
     group = {"": list(rows)}
     return [
         *judge_convergence(figure, group, score),
-        judge_fraction(figure, group),
+        *judge_fraction(figure, group),
     ]
 
 
@@ -112,14 +133,51 @@ def judge_convergence(
     ]
 
 
-def judge_fraction(figure: str, groups: dict[str, list[Row]]) -> Claim:
-    """Whether the fraction follows the training loss along the unfiltered runs."""
+def judge_fraction(figure: str, groups: dict[str, list[Row]]) -> list[Claim]:
+    """Whether the fraction follows the training loss, and how large it is."""
+    everywhere = " at every batch size" if len(groups) > 1 else ""
+    return [
+        claim(
+            figure,
+            "fraction follows loss",
+            "Along the unfiltered run, Spearman's ρ over epochs of fraction and "
+            f"training loss is above {FOLLOWS}{everywhere}.",
+            [follows(prefix, rows) for prefix, rows in groups.items()],
+        ),
+        claim(
+            figure,
+            "fraction higher in filtered runs",
+            "Before filtering, the fraction of filtered runs, mean over epochs, is "
+            f"above that of unfiltered ones{everywhere}.",
+            [_higher(prefix, rows) for prefix, rows in groups.items()],
+        ),
+        claim(
+            figure,
+            "most of the norm is removed",
+            f"Less than {MOST} of the batch gradient's norm is kept, mean over "
+            f"epochs{everywhere}.",
+            [_kept(prefix, rows) for prefix, rows in groups.items()],
+        ),
+    ]
+
+
+def judge_similar_end(figure: str, rows: Sequence[Row], score: str) -> Claim:
+    """Whether both arms end with a similar score."""
+    name = SCORES[score]
     return claim(
         figure,
-        "fraction follows loss",
-        "Along the unfiltered run, Spearman's ρ over epochs of fraction and training "
-        f"loss is above {FOLLOWS}.",
-        [_correlation(prefix, rows) for prefix, rows in groups.items()],
+        f"{name} becomes similar",
+        f"After the last epoch the {name} of both arms differs by less than "
+        f"{SCORE_MARGIN}.",
+        [
+            paired(
+                f"change of the last {name}",
+                ends(select(rows, arm=FILTERED), score),
+                ends(select(rows, arm=PLAIN), score),
+                -SCORE_MARGIN,
+                SCORE_MARGIN,
+            )
+        ],
     )
 
 
@@ -150,19 +208,15 @@ def _scores(prefix: str, rows: Sequence[Row], score: str) -> list[Finding]:
     ]
 
 
-def _correlation(prefix: str, rows: Sequence[Row]) -> Finding:
-    """Seed by seed for the interval; the averaged curves' ρ, the paper's, beside it."""
-    name, plain = f"{prefix}Spearman's ρ", select(rows, arm=PLAIN)
-    loss, fraction = curves(plain, "train_loss"), curves(plain, "fraction")
-    num_epochs = min((len(run) for run in loss.values()), default=0)
-    if num_epochs < FEWEST_EPOCHS:
-        return replace(missing(name), words=f"{name}: {num_epochs} epochs are too few")
-    finding = above(
-        name, [rank_correlation(fraction[s], loss[s]) for s in loss], FOLLOWS
+def _higher(prefix: str, rows: Sequence[Row]) -> Finding:
+    return paired(
+        f"{prefix}change of the fraction",
+        averages(select(rows, arm=FILTERED), "fraction"),
+        averages(select(rows, arm=PLAIN), "fraction"),
+        low=0,
     )
-    averaged = rank_correlation(
-        stacked(fraction).mean(axis=0), stacked(loss).mean(axis=0)
-    )
-    extra = {f"{name}, averaged curves": averaged}
-    words = f"{finding.words}, {averaged:.3g} for the averaged curves"
-    return replace(finding, numbers=finding.numbers | extra, words=words)
+
+
+def _kept(prefix: str, rows: Sequence[Row]) -> Finding:
+    kept = averages(select(rows, arm=FILTERED), "kept_norm")
+    return below(f"{prefix}kept of the norm", list(kept.values()), MOST)

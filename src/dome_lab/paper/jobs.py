@@ -61,6 +61,7 @@ def compute_jobs(
     paths: Mapping[str, Path],
     num_workers: int,
     limits: Mapping[str, int] | None = None,
+    more: Callable[[], Sequence[Job]] | None = None,
 ) -> Iterator[Event]:
     """Compute jobs, and store each when it is over.
 
@@ -69,21 +70,22 @@ def compute_jobs(
         paths: The file of rows of each figure.
         num_workers: Number of processes.
         limits: How many jobs of a figure may run at a time, where it is limited.
+        more: Jobs that the rows stored since it was last asked call for.
     """
 
     def fits(job: Job, busy: Collection[Job]) -> bool:
         beside = Counter(other.figure for other in busy)
         return beside[job.figure] < (limits or {}).get(job.figure, num_workers)
 
-    pending: dict[Job, list[Row]] = {job: [] for job in jobs}
-    for job, result in run_all(_timed_rows, jobs, num_workers, fits):
+    pending: dict[Job, list[Row]] = {}
+    for job, result in run_all(_timed_rows, jobs, num_workers, fits, more):
         if result is None:
             rows = append_run(paths[job.figure], pending.pop(job), job.key[0])
             yield Event(job, stored=tuple(rows))
         else:
             row, seconds = result
             row.setdefault("seconds", seconds)
-            pending[job].append(row)
+            pending.setdefault(job, []).append(row)
             yield Event(job, row, seconds)
 
 

@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 from torch.utils.data import TensorDataset
 
 import dome
+from dome_lab.paper.optimizers import make_optimizer
 from dome_lab.paper.randomness import SAMPLE_ORDER, generator
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
 from dome_lab.paper.tasks import Task
 from dome_lab.paper.train import evaluate, start
-from dome_lab.paper.training import make_optimizer
 
 DELTA = 1e-5
 PUBLIC = 10  # one sample of so many is public

@@ -12,9 +12,10 @@ figures that need the same run share it.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from dome_lab.paper.claims import Claim, write_claims
+from dome_lab.paper.claims import Claim, not_evidence, write_claims
 from dome_lab.paper.cost import Prediction, kind_of, predict, seconds_of
 from dome_lab.paper.device import device_name
 from dome_lab.paper.figures import FigureModule, short_name
@@ -23,11 +24,13 @@ from dome_lab.paper.mending import Damage, mend
 from dome_lab.paper.pictures import save_picture
 from dome_lab.paper.rows import Key, Row, read_runs, record_session
 from dome_lab.paper.run import Run
+from dome_lab.paper.stages import runs_so_far
 from dome_lab.paper.train import load_run_task
 from dome_lab.paper.workers import run_all
 
 CLAIMS_FILE = "claims.json"
 PICTURES = ("png", "pdf")
+SMOKE = "smoke"  # the scale that only shows that everything runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,8 @@ class PlannedFigure:
             its runs the memory holds at once.
         scale: Name of the scale.
         folder: Where its files go.
-        jobs: All its runs, whether they are there already or not.
+        jobs: All its runs that could be told when it was planned, whether they are
+            there already or not.
     """
 
     name: str
@@ -62,7 +66,11 @@ class PlannedFigure:
 
     def num_missing(self, found: Mapping[Key, list[Row]]) -> int:
         """How many of its runs are not there."""
-        return sum(job.key not in found for job in self.jobs)
+        return sum(job.key not in found for job in self.all_jobs(found))
+
+    def all_jobs(self, found: Mapping[Key, list[Row]]) -> tuple[Job, ...]:
+        """Its runs as far as the rows that are there can tell, see ``stages.py``."""
+        return _jobs(self.name, self.module, self.scale, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,8 @@ class Plan:
     Attributes:
         figures: The figures wanted.
         found: The rows of every finished run; ``compute`` adds to it.
-        missing: The runs to compute, each once, figure by figure.
+        missing: The runs to compute, each once, figure by figure, as far as the rows
+            that were there could tell.
         damage: What was broken in the files of these figures.
     """
 
@@ -118,9 +127,12 @@ def make_plan(modules: Mapping[str, FigureModule], scale: str, folder: Path) -> 
         folder: Where the files of this scale are; made if it is not there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    figures = tuple(_planned(*item, scale, folder) for item in modules.items())
-    damage = tuple(mend(figure.rows_path) for figure in figures)
+    damage = tuple(mend(folder / f"{name}.jsonl") for name in modules)
     found = read_runs(sorted(folder.glob("*.jsonl")))
+    figures = tuple(
+        PlannedFigure(name, module, scale, folder, _jobs(name, module, scale, found))
+        for name, module in modules.items()
+    )
     missing: dict[Key, Job] = {}
     for job in (job for figure in figures for job in figure.jobs):
         if job.key not in found:
@@ -147,6 +159,7 @@ def read_samples(plan: Plan) -> Iterator[Samples]:
             num_train=run.num_train,
             num_test=run.num_test,
             num_classes=run.num_classes,
+            split=run.split,
         )
         largest[samples] = max(run.batch_size, largest.get(samples, 1))
     jobs = [Samples(replace(run, batch_size=size)) for run, size in largest.items()]
@@ -180,7 +193,18 @@ def compute(plan: Plan, num_workers: int) -> Iterator[Event]:
             record_session(figure.rows_path, _facts(figure), device_name())
     paths = {figure.name: figure.rows_path for figure in plan.figures}
     limits = {f.name: f.max_jobs for f in plan.figures if f.max_jobs is not None}
-    for event in compute_jobs(plan.missing, paths, num_workers, limits):
+    staged = [f for f in plan.figures if hasattr(f.module, "later_runs")]
+    known = {job.key for job in plan.missing}
+
+    def more() -> list[Job]:
+        asked = (job for f in staged for job in f.all_jobs(plan.found))
+        new = {j.key: j for j in asked if j.key not in plan.found.keys() | known}
+        known.update(new)
+        return list(new.values())
+
+    for event in compute_jobs(
+        plan.missing, paths, num_workers, limits, more if staged else None
+    ):
         if event.stored:
             plan.found[event.job.key] = list(event.stored)
         yield event
@@ -191,12 +215,14 @@ def conclude(figure: PlannedFigure, found: Mapping[Key, list[Row]]) -> Conclusio
     missing = figure.num_missing(found)
     if missing:
         raise ValueError(f"{figure.name} lacks {missing} runs: compute them first")
-    rows = [row for job in figure.jobs for row in found[job.key]]
+    rows = [row for job in figure.all_jobs(found) for row in found[job.key]]
     picture = figure.module.draw(rows)
     pictures = [figure.folder / f"{figure.name}.{kind}" for kind in PICTURES]
     for path in pictures:
         save_picture(picture, path)
     claims = figure.module.judge(rows)
+    if figure.scale == SMOKE:
+        claims = [not_evidence(claim) for claim in claims]
     _update_claims(figure.folder / CLAIMS_FILE, figure, claims)
     seconds = seconds_of(rows)
     if figure.rows_path.exists():
@@ -205,12 +231,16 @@ def conclude(figure: PlannedFigure, found: Mapping[Key, list[Row]]) -> Conclusio
     return Conclusion(figure.name, claims, pictures, seconds)
 
 
-def _planned(
-    name: str, module: FigureModule, scale: str, folder: Path
-) -> PlannedFigure:
-    runs = module.runs(module.SCALES[scale])
-    jobs = tuple(Job(name, run, module.compute_run) for run in runs)
-    return PlannedFigure(name, module, scale, folder, jobs)
+def _jobs(
+    name: str, module: FigureModule, scale: str, found: Mapping[Key, list[Row]]
+) -> tuple[Job, ...]:
+    def rows_of(run: Run) -> list[Row] | None:
+        return found.get(Job(name, run, module.compute_run).key)
+
+    config, later = module.SCALES[scale], getattr(module, "later_runs", None)
+    later_runs = None if later is None else partial(later, config)
+    runs = runs_so_far(module.runs(config), later_runs, rows_of)
+    return tuple(Job(name, run, module.compute_run) for run in runs)
 
 
 def _update_claims(path: Path, figure: PlannedFigure, claims: list[Claim]) -> None:

@@ -12,8 +12,17 @@ from difflib import get_close_matches
 Value = str | int | float | bool | list[float] | None  # a list is a spectrum
 
 PLAIN, FILTERED = "plain", "filtered"
-OPTIMIZERS = ("sgd", "adam")
-REMOVES = ("nothing", "span", "rest", "uncoded", "hessian")
+OPTIMIZERS = ("sgd", "ema", "adam")
+REMOVES = (
+    "nothing",
+    "span",
+    "rest",
+    "uncoded",
+    "hessian",
+    "random",
+    "preconditioned",
+)
+SAMPLE_NORMS = ("normalised", "clipped")
 TRACKERS = ("power", "svd")
 LAYOUTS = ("global", "layerwise")
 COMPRESSORS = (
@@ -29,6 +38,7 @@ COMPRESSORS = (
 )
 BASES = ("public", "released", "private")
 STREAMS = ("split", "permuted")
+SPLITS = ("test", "validation")
 
 _CHOICES = {
     "optimizer": OPTIMIZERS,
@@ -38,6 +48,8 @@ _CHOICES = {
     "compressor": COMPRESSORS,
     "basis": (None, *BASES),
     "stream": (None, *STREAMS),
+    "split": SPLITS,
+    "sample_norms": (None, *SAMPLE_NORMS),
 }
 _AT_LEAST = {
     "seed": 0,
@@ -54,6 +66,7 @@ _AT_LEAST = {
     "epsilon": 0,
     "max_grad_norm": 0,
     "penalty": 0,
+    "strength": 0,
 }
 
 
@@ -67,9 +80,10 @@ class Run:
         seed: Of initial weights, sample order, sketch noise and first basis.
         batch_size: Samples a step; a short last batch is left out.
         epochs: Passes over the training samples.
-        optimizer: "sgd" or "adam".
+        optimizer: "sgd", "adam", or "ema": momentum as a bias-corrected average, the
+            paper's Algorithm 1 (``optimizers.py``).
         lr: Learning rate.
-        momentum: Of "sgd".
+        momentum: Of "sgd" and "ema".
         num_train: Take this many training samples, the same for every seed; None: all.
         num_test: Take this many test samples; None: all.
         num_classes: Take the first classes only; None: all.
@@ -78,7 +92,8 @@ class Run:
             watches), the "span" is (DOME: g − U Uᵀ g goes on), the "rest" is (U Uᵀ g
             goes on), or the span goes on "uncoded", as K exact numbers beside the
             compressed rest. Or instead of a tracked span the leading K eigenvectors of
-            the "hessian" are taken out, computed anew on every update.
+            the "hessian" are taken out, computed anew on every update; or K "random"
+            ones; or those of the gradients that Adam makes of them, "preconditioned".
         rate: How many times fewer bits are sent; None does not compress.
         compressor: What compresses, with the largest messages that the rate allows.
         tracker: "power" or "svd".
@@ -92,6 +107,12 @@ class Run:
         stream: How a task is made into several, one after the other
             (``continual.py``): "split" by classes, or pixels "permuted".
         penalty: Strength of elastic weight consolidation; None does without.
+        split: What accuracy is measured on: "test" samples, or as many for
+            "validation", which are training samples of the data set that this run does
+            not train on. What is chosen by them is judged by the others.
+        strength: How much of the span is taken out, in [0, 1].
+        sample_norms: Without a rank: samples are summed up "normalised" to one norm, or
+            "clipped" to the median norm.
     """
 
     task: str
@@ -119,6 +140,9 @@ class Run:
     max_grad_norm: float | None = None
     stream: str | None = None
     penalty: float | None = None
+    split: str = "test"
+    strength: float = 1.0
+    sample_norms: str | None = None
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -132,15 +156,28 @@ class Run:
             raise ValueError(f"lr must be a positive number, got {self.lr}")
         if self.forget is not None and not 0 < self.forget < 1:
             raise ValueError(f"forget must lie between 0 and 1, got {self.forget}")
-        if self.momentum and (self.optimizer != "sgd" or self.momentum >= 1):
+        if self.momentum and (self.optimizer == "adam" or self.momentum >= 1):
             raise ValueError(
-                f"momentum is sgd's and lies in [0, 1), got {self.momentum} "
+                f"momentum is sgd's or ema's and lies in [0, 1), got {self.momentum} "
                 f"with {self.optimizer}"
             )
         if self.num_train is not None:
             check_batch_size(self.batch_size, self.num_train, self.task)
-        if self.rank is None and self.removes in ("rest", "uncoded", "hessian"):
+        if self.rank is None and self.removes not in ("nothing", "span"):
             raise ValueError(f"removes={self.removes!r} needs a rank: set one")
+        self._check_controls()
+
+    def _check_controls(self) -> None:
+        if self.removes == "preconditioned" and self.optimizer != "adam":
+            raise ValueError(
+                f"removes='preconditioned' is of adam's, got {self.optimizer}"
+            )
+        if self.strength > 1:
+            raise ValueError(f"strength must lie in [0, 1], got {self.strength}")
+        if self.sample_norms is not None and self.rank is not None:
+            raise ValueError(
+                f"sample_norms={self.sample_norms!r} needs no rank: leave it out"
+            )
 
     @property
     def arm(self) -> str:

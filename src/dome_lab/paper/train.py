@@ -99,6 +99,7 @@ def load_run_task(run: Run) -> Task:
         num_train=run.num_train,
         num_test=run.num_test,
         num_classes=run.num_classes,
+        validation=run.split == "validation",
     )
     check_batch_size(run.batch_size, len(task.train_x), run.task)
     return task

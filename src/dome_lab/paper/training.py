@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.optim import SGD, Adam, Optimizer
 
 import dome
 from dome_lab.paper.arms import Arm
+from dome_lab.paper.optimizers import make_optimizer
 from dome_lab.paper.randomness import SAMPLE_ORDER, generator
 from dome_lab.paper.run import Run
 from dome_lab.paper.subspace import SubspaceWatch
@@ -111,10 +111,3 @@ class Training:
         self._arm.load_state_dict(state["arm"])
         self._order.set_state(state["order"])
         self.watch.load_state_dict(state["watch"])
-
-
-def make_optimizer(model: nn.Module, run: Run) -> Optimizer:
-    """The optimizer of a run."""
-    if run.optimizer == "adam":
-        return Adam(model.parameters(), lr=run.lr)
-    return SGD(model.parameters(), lr=run.lr, momentum=run.momentum)

@@ -54,6 +54,7 @@ def run_all(
     jobs: Sequence[Job],
     num_workers: int,
     fits: Callable[[Job, Collection[Job]], bool] = lambda *_: True,
+    more: Callable[[], Sequence[Job]] | None = None,
 ) -> Iterator[tuple[Job, Result | None]]:
     """Yield every job's results as they come, and (job, None) when the job is over.
 
@@ -63,9 +64,12 @@ def run_all(
         num_workers: Number of processes.
         fits: Whether a job may start beside those under way; one that does not is
             passed over for now. Without others under way every job fits.
+        more: Jobs that have come up since it was last asked, which is whenever one is
+            over; they are started before those that wait.
     """
     waiting = list(jobs)
-    with _workers(compute, min(num_workers, len(jobs))) as idle:
+    most = num_workers if more is not None else len(jobs)
+    with _workers(compute, min(num_workers, most)) as idle:
         busy: dict[Any, Job] = {}
         while waiting or busy:
             while idle and (job := _next(waiting, busy.values(), fits)) is not None:
@@ -79,6 +83,8 @@ def run_all(
                 if result is None:
                     del busy[ready]
                     idle.append(ready)
+                    if more is not None:
+                        waiting[:0] = more()
 
 
 def _next(

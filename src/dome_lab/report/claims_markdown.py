@@ -4,19 +4,25 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from dome_lab.paper.claims import Claim
+from dome_lab.paper.claims import UNDECIDED, Claim, standing
 from dome_lab.report.claims_text import numbers
 
 
 def claims_markdown(claims: Sequence[Claim]) -> str:
-    """One line a claim: figure, claim, verdict, and what was measured."""
+    """One line a claim: figure, claim, verdict, and what was measured.
+
+    Beside each verdict: whether it stands when all claims are taken together
+    (``claims.standing``), or is open again.
+    """
     lines = [
-        "| figure | claim, as checked | verdict | measured: mean [95 % interval] |",
-        "| --- | --- | --- | --- |",
+        "| figure | claim, as checked | verdict | among all claims | measured: mean "
+        "[95 % interval] |",
+        "| --- | --- | --- | --- | --- |",
     ]
-    for claim in claims:
+    for claim, stands in zip(claims, standing(claims), strict=True):
+        left = "stands" if stands else "" if claim.verdict == UNDECIDED else "open"
         checked = f"{claim.name}. {claim.statement}"
-        cells = (claim.figure, checked, claim.verdict, numbers(claim))
+        cells = (claim.figure, checked, claim.verdict, left, numbers(claim))
         escaped = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
         lines.append(f"| {' | '.join(escaped)} |")
     return "\n".join(lines) + "\n"

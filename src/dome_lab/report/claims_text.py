@@ -9,12 +9,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from dome.planning.units import size
-from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED, Claim
+from dome_lab.paper.claims import FAILS, HOLDS, NOT_EVIDENCE, UNDECIDED, Claim
 from dome_lab.paper.cost import Prediction, kind_of
 from dome_lab.paper.jobs import Job
 from dome_lab.paper.rows import Key
 
-COLOURS = {HOLDS: "green", FAILS: "red", UNDECIDED: "yellow"}
+COLOURS = {HOLDS: "green", FAILS: "red", UNDECIDED: "yellow", NOT_EVIDENCE: "dim"}
 # What claims.py calls the ends of a number's interval, and what it is a change of.
 LOW, HIGH, BEFORE, AFTER = ", low", ", high", ", before", ", after"
 HOUR = 3600
@@ -23,14 +23,14 @@ HOUR = 3600
 def figure_table(
     captions: Mapping[str, str],
     scales: Sequence[str],
-    numbers: Mapping[str, Sequence[int]],
+    numbers: Mapping[str, Sequence[str]],
 ) -> Table:
     """What figures there are, and how many runs they take at each scale."""
     table = _table("figure", "what it shows")
     for scale in scales:
         table.add_column(f"runs,\n{scale}", justify="right")
     for name, caption in captions.items():
-        table.add_row(name, caption, *map(str, numbers[name]), end_section=True)
+        table.add_row(name, caption, *numbers[name], end_section=True)
     return table
 
 
@@ -53,7 +53,10 @@ def claims_table(claims: Sequence[Claim]) -> Table:
 def summary(claims: Sequence[Claim]) -> str:
     """How many claims got which verdict."""
     counted = Counter(claim.verdict for claim in claims)
-    counts = [f"{verdict} {counted[verdict]}" for verdict in COLOURS]
+    shown = [v for v in COLOURS if counted[v] or v != NOT_EVIDENCE]
+    if counted[NOT_EVIDENCE] == len(claims):
+        return f"{len(claims)} claims: not evidence, the runs are too small."
+    counts = [f"{verdict} {counted[verdict]}" for verdict in shown]
     return f"{len(claims)} claims: {', '.join(counts)}."
 
 

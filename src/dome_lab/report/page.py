@@ -17,7 +17,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED, Claim
+from dome_lab.paper.claims import FAILS, HOLDS, NOT_EVIDENCE, UNDECIDED, Claim
 from dome_lab.paper.rows import provenance, write_text
 from dome_lab.report.answers import Answer, answers_of
 from dome_lab.report.claims_text import numbers
@@ -30,11 +30,12 @@ from dome_lab.report.sources import Section
 REPORT_FILE = "report.html"
 NUM_DIGITS = 5
 MINUTE, HOUR = 60, 3600
-MARKS = {HOLDS: "✓", FAILS: "✗", UNDECIDED: "?"}
+MARKS = {HOLDS: "✓", FAILS: "✗", UNDECIDED: "?", NOT_EVIDENCE: "-"}
 TONES = {
     HOLDS: "good",
     FAILS: "bad",
     UNDECIDED: "open",
+    NOT_EVIDENCE: "open",
     1: "good",
     -1: "bad",
     0: "open",

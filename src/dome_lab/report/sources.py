@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED, Claim
+from dome_lab.paper.claims import FAILS, HOLDS, NOT_EVIDENCE, UNDECIDED, Claim
 from dome_lab.paper.demo import ROWS_FILE
 from dome_lab.paper.figures import short_name
 from dome_lab.paper.lock import LockedError, locked
@@ -113,7 +113,7 @@ def read_claims(folder: Path) -> list[Claim]:
             f"{path} is not a list of claims: move it away, or make it again"
         ) from None
     for claim in claims:
-        if claim.verdict not in (HOLDS, FAILS, UNDECIDED):
+        if claim.verdict not in (HOLDS, FAILS, UNDECIDED, NOT_EVIDENCE):
             raise ValueError(f"{path}: no verdict is called {claim.verdict!r}")
     return claims
 

@@ -53,7 +53,7 @@ def test_survives_json_and_pickle_and_is_hashable():
         ({"lr": float("inf")}, "lr must be a positive number, got inf"),
         ({"forget": 1.0}, "forget must lie between 0 and 1, got 1.0"),
         ({"momentum": 0.9, "optimizer": "adam"}, "momentum is sgd's"),
-        ({"momentum": 1.0}, "momentum is sgd's and lies in"),
+        ({"momentum": 1.0}, "momentum is sgd's or ema's and lies in"),
         ({"num_train": 7}, "batch_size 8 is more than the 7 training samples"),
         ({"removes": "rest"}, "removes='rest' needs a rank"),
         ({"removes": "hessian"}, "removes='hessian' needs a rank"),

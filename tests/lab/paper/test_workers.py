@@ -51,6 +51,12 @@ def test_a_job_that_does_not_fit_beside_others_waits_for_its_turn():
     assert started == ["short", "long one", "long other"]
 
 
+def test_jobs_that_come_up_on_the_way_are_done_before_those_that_wait():
+    asked = iter([[5], [], []])
+    events = run_all(range, [1, 2], num_workers=1, more=lambda: next(asked))
+    assert [job for job, result in events if result is None] == [1, 5, 2]
+
+
 def test_a_message_for_users_is_passed_on_with_its_job_and_nothing_else():
     with pytest.raises(WorkerError) as caught:
         list(run_all(tiny_jobs.refuse, [3], num_workers=1))

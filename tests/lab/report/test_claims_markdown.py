@@ -20,12 +20,16 @@ def test_a_claim_is_a_line_with_its_numbers_and_no_stray_bars(tmp_path):
         verdict="holds",
         numbers={"gain": 0.25, "gain, low": 0.1, "gain, high": 0.4},
         explanation="",
+        p=0.01,
     )
     write_claims(tmp_path / "claims.json", [claim])
     read = read_claims(tmp_path / "claims.json")
     assert read == [claim]
     line = claims_markdown(read).splitlines()[2]
-    assert line == "| fig03 | a\\|b. \\|x\\| grows | holds | gain 0.25 [0.1, 0.4] |"
+    assert (
+        line
+        == "| fig03 | a\\|b. \\|x\\| grows | holds | stands | gain 0.25 [0.1, 0.4] |"
+    )
 
 
 def test_the_page_shows_the_verdicts_that_are_stored():

@@ -54,7 +54,7 @@ def test_summary_counts_verdicts():
 
 
 def test_figures_are_listed_with_their_runs():
-    text = shown(figure_table({"fig03": "A caption."}, ["cpu"], {"fig03": [24]}))
+    text = shown(figure_table({"fig03": "A caption."}, ["cpu"], {"fig03": ["24"]}))
     assert text.split()[-4:] == ["fig03", "A", "caption.", "24"]
 
 

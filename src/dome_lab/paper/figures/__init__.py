@@ -4,7 +4,8 @@ A figure's module has a docstring whose first line is the caption; ``Config`` (a
 dataclass whose defaults are the paper's values) and ``SCALES`` with a configuration for
 "smoke" (seconds), "cpu" (real data, two cores) and "paper"; ``runs(config)``;
 ``compute_run(run)``, which yields rows; ``draw(rows)``; and ``judge(rows)``, a verdict
-on each of the figure's claims.
+on each of the figure's claims. One whose later runs depend on its first ones has
+``later_runs(config, found)`` too (``stages.py``).
 """
 
 from __future__ import annotations

@@ -19,12 +19,12 @@ from matplotlib.figure import Figure
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
+from dome_lab.paper.points import draw_lines, end_values
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
 from dome_lab.paper.series import distinct, ends, select
-from dome_lab.paper.tolerance import EQUAL, end_band, joined
+from dome_lab.paper.tolerance import EQUAL
 
-CONFIDENCE = 0.95
 UNFILTERED, PAPERS = "no filter", "the paper's filter"
 ALONE, EXACT = "removed part alone", "removed part exactly"
 # What a variant is called, by the column in which it differs from the paper's.
@@ -85,18 +85,17 @@ def draw(rows: Sequence[Row]) -> Figure:
     figure, (panels,) = drawing.canvas(1, len(rates), drawing.PAGE, 3.2)
     height = np.arange(len(variants), 0.0, -1)
     for axes, rate in zip(panels, rates, strict=True):
-        band = joined(
-            [end_band(select(v, rate=rate), CONFIDENCE) for v in variants.values()]
-        )
+        values = [end_values(select(v, rate=rate)) for v in variants.values()]
         arms = [PLAIN if name == UNFILTERED else FILTERED for name in variants]
-        drawing.draw_dots(axes, band, height, [drawing.COLOURS[arm] for arm in arms])
+        draw_lines(axes, values, height, [drawing.COLOURS[arm] for arm in arms])
         shown = list(variants) if axes is panels[0] else [""] * len(variants)
         axes.set_yticks(height, shown)
         drawing.label(axes, "test accuracy", "", f"rate {rate:,g}")
     drawing.add_title(figure, rows)
-    note = f"Mean of {len(distinct(rows, 'seed'))} seeds; bars: 95% bootstrap interval."
     drawing.add_note(
-        figure, note, drawing.scale_note(rows, fig03.PAPER, varied=["rank"])
+        figure,
+        drawing.statistics_note(rows, "bars"),
+        drawing.extension_note(rows, varied=["rank"]),
     )
     return figure
 

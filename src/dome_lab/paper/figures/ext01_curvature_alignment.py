@@ -34,7 +34,7 @@ from dome_lab.paper.series import (
     select,
     stacked,
 )
-from dome_lab.paper.statistics import bootstrap_band
+from dome_lab.paper.statistics import student_band
 
 PAPER = Run(
     task="mnist",
@@ -45,7 +45,6 @@ PAPER = Run(
     lr=0.1,
     rank=100,
 )
-CONFIDENCE = 0.95
 ALIGNED = 0.5  # half of an eigenspace
 LAGS_BEHIND = 0.05
 MATRICES = {HESSIAN: "Hessian", GAUSS_NEWTON: "Gauss-Newton matrix"}
@@ -96,13 +95,12 @@ def draw(rows: Sequence[Row]) -> Figure:
     drawing.add_title(figure, rows, grid[0][0])
     samples, k = (number(rows[0], column) for column in ("num_samples", "rank"))
     chance = f"{number(rows[0], 'chance'):.2g}"
-    drawing.add_notes(
+    drawing.add_note(
         figure,
-        rows,
-        CONFIDENCE,
-        PAPER,
         f"Curvature over {samples:,.0f} training samples; bases of k = {k:.0f}; a "
         f"random basis has {chance}.",
+        drawing.statistics_note(rows),
+        drawing.extension_note(rows),
     )
     return figure
 
@@ -173,7 +171,7 @@ def _draw_panel(axes: Axes, rows: Sequence[Row]) -> None:
             drawing.draw_line(
                 axes,
                 distinct(mine, "step"),
-                bootstrap_band(stacked(curves(mine, "overlap")), CONFIDENCE),
+                student_band(stacked(curves(mine, "overlap"))),
                 colour,
                 linestyle=dash,
                 marker="o",

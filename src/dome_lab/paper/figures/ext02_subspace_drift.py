@@ -13,7 +13,6 @@ epochs, 4 learning rates, 3 seeds.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -22,14 +21,12 @@ from dome_lab.paper.claims import Claim, Finding, above, claim, missing, paired
 from dome_lab.paper.drift import compute_drift
 from dome_lab.paper.figures import ext01_curvature_alignment as ext01
 from dome_lab.paper.looking import COVARIANCE, TRACKED
+from dome_lab.paper.points import point_band
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
 from dome_lab.paper.series import distinct, ends, number, select
-from dome_lab.paper.statistics import bootstrap_band
-from dome_lab.paper.tolerance import joined
 
 PAPER = ext01.PAPER
-CONFIDENCE = 0.95
 SHORT, LONG = 10, 100  # steps
 SLOW, HALF = 0.9, 0.5  # overlap that is left
 BASES = {TRACKED: "tracked U", COVARIANCE: "covariance of the same samples"}
@@ -79,14 +76,12 @@ def draw(rows: Sequence[Row]) -> Figure:
         drawing.name_row(panels[0], f"from step {anchor:.0f} on")
     drawing.add_title(figure, rows, grid[0][0])
     k, samples = (number(rows[0], column) for column in ("rank", "num_samples"))
-    drawing.add_notes(
+    drawing.add_note(
         figure,
-        rows,
-        CONFIDENCE,
-        PAPER,
         f"Mean squared cosine of the principal angles between bases of k = {k:.0f}; "
         f"covariance of at most {samples:,.0f} training samples.",
-        varied=["lr"],
+        drawing.statistics_note(rows),
+        drawing.extension_note(rows, varied=["lr"]),
     )
     return figure
 
@@ -150,11 +145,10 @@ def _draw_panel(axes: Axes, rows: Sequence[Row]) -> None:
         values = [
             list(ends(select(mine, lag=int(n)), "overlap").values()) for n in lags
         ]
-        bands = [bootstrap_band(np.array(v)[:, None], CONFIDENCE) for v in values]
         drawing.draw_line(
             axes,
             lags,
-            joined(bands),
+            point_band(values),
             colour,
             marker=marker,
             markersize=3,

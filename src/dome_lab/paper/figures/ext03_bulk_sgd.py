@@ -23,14 +23,13 @@ from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.dynamics import LOSS_MARGIN, SCORE_MARGIN
 from dome_lab.paper.figures import ext01_curvature_alignment as ext01
 from dome_lab.paper.outliers import CURVATURE_SAMPLES
+from dome_lab.paper.points import draw_lines
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
 from dome_lab.paper.series import averages, curves, ends, number, select, stacked
-from dome_lab.paper.statistics import bootstrap_band
-from dome_lab.paper.tolerance import joined
+from dome_lab.paper.statistics import student_band
 
 PAPER = ext01.PAPER
-CONFIDENCE = 0.95
 TIME = "processor_seconds"
 TICKS = [a * 10**b for b in range(-1, 5) for a in (1, 3)]
 CHEAPER = 0.5  # DOME's step against that with the Hessian
@@ -91,7 +90,7 @@ def draw(rows: Sequence[Row]) -> Figure:
             drawing.draw_line(
                 axes,
                 steps,
-                bootstrap_band(values, CONFIDENCE),
+                student_band(values),
                 COLOURS[arm],
                 linestyle=STYLES[arm],
                 label=arm,
@@ -100,14 +99,12 @@ def draw(rows: Sequence[Row]) -> Figure:
     _draw_costs(panels[2], arms)
     drawing.add_title(figure, rows, panels[0])
     every = next((row["update_every"] for row in arms.get(BULK, [])), "n")
-    drawing.add_notes(
+    drawing.add_note(
         figure,
-        rows,
-        CONFIDENCE,
-        PAPER,
         f"Hessian over at most {CURVATURE_SAMPLES:,} training samples, eigenvectors "
         f"anew on every {every}th step. Time of the processor, one thread.",
-        varied=["rank"],
+        drawing.statistics_note(rows),
+        drawing.extension_note(rows, varied=["rank"]),
     )
     return figure
 
@@ -197,11 +194,11 @@ def _draw_costs(axes: Axes, arms: dict[str, list[Row]]) -> None:
         arm: np.array(list(averages(mine, TIME).values())) / _steps_an_epoch(mine[0])
         for arm, mine in arms.items()
     }
-    bands = [bootstrap_band(1e3 * v[:, None], CONFIDENCE) for v in values.values()]
     height = np.arange(len(arms), 0.0, -1)
-    drawing.draw_dots(axes, joined(bands), height, [COLOURS[arm] for arm in arms])
+    seeds = [(1e3 * v).tolist() for v in values.values()]
+    draw_lines(axes, seeds, height, [COLOURS[arm] for arm in arms])
     axes.set_yticks(height, list(arms))
     axes.set_ylim(0.5, len(arms) + 0.5)
-    low, high = min(b.low.min() for b in bands), max(b.high.max() for b in bands)
+    low, high = min(map(min, seeds)), max(map(max, seeds))
     drawing.log_below(axes, [t for t in TICKS if low / 3 < t < 3 * high], {})
     drawing.label(axes, "milliseconds a step", "")

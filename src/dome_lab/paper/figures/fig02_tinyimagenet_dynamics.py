@@ -71,7 +71,7 @@ compute_run = train.compute_run
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Training loss, fraction and accuracy by epoch."""
-    return draw_dynamics(rows, PAPER, "test_accuracy", confidence=0.99)
+    return draw_dynamics(rows, PAPER, "test_accuracy")
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:

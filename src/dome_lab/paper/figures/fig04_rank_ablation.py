@@ -16,15 +16,15 @@ from matplotlib.figure import Figure
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, Finding, claim, missing, paired
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
+from dome_lab.paper.points import draw_points, end_values, point_band
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
 from dome_lab.paper.series import distinct, ends, select
-from dome_lab.paper.tolerance import EQUAL, end_band, joined
+from dome_lab.paper.tolerance import EQUAL
 
 NUM_CLASSES = 10
 SQUARE = NUM_CLASSES**2
 FEW, FAR = 10, 5 * SQUARE  # small ranks, and ranks far beyond C²
-CONFIDENCE = 0.95
 PAPER = replace(fig03.PAPER, rate=1000)
 RANKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 
@@ -65,11 +65,15 @@ def draw(rows: Sequence[Row]) -> Figure:
     """Accuracy at the end by rank, the unfiltered arm as a level line."""
     figure, ((axes,),) = drawing.canvas(1, 1, drawing.COLUMN, 3.1)
     ranks = distinct(rows, "rank")
-    plain = end_band(select(rows, arm=PLAIN), CONFIDENCE)
-    drawing.draw_band(axes, ranks, joined([plain] * len(ranks)), PLAIN)
-    filtered = [end_band(select(rows, rank=rank), CONFIDENCE) for rank in ranks]
-    drawing.draw_band(
-        axes, ranks, joined(filtered), FILTERED, marker="o", markersize=3.5
+    plain = end_values(select(rows, arm=PLAIN))
+    drawing.draw_band(axes, ranks, point_band([plain] * len(ranks)), PLAIN)
+    draw_points(
+        axes,
+        ranks,
+        [end_values(select(rows, rank=rank)) for rank in ranks],
+        drawing.COLOURS[FILTERED],
+        label=drawing.ARM_NAMES[FILTERED],
+        marker=drawing.MARKERS[FILTERED],
     )
     drawing.log_below(axes, ranks, {})
     axes.tick_params(axis="x", labelrotation=45)
@@ -77,7 +81,11 @@ def draw(rows: Sequence[Row]) -> Figure:
     drawing.mark(axes, SQUARE, "C²")
     drawing.label(axes, "rank k", "test accuracy at rate 1,000")
     drawing.add_title(figure, rows, axes)
-    drawing.add_notes(figure, rows, CONFIDENCE, PAPER, varied=["rank"])
+    drawing.add_note(
+        figure,
+        drawing.statistics_note(rows, "bars and shaded"),
+        drawing.scale_note(rows, PAPER, varied=["rank"]),
+    )
     return figure
 
 

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
+from dome_lab.paper.names import subset_name
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
 from dome_lab.paper.series import select
@@ -25,7 +26,6 @@ from dome_lab.paper.tolerance import (
 )
 
 CIFAR = replace(fig03.PAPER, task="cifar10")
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +68,17 @@ def draw(rows: Sequence[Row]) -> Figure:
     figure, (axes,) = drawing.canvas(1, len(halves), drawing.PAGE, 3.1)
     notes = []
     for one, (name, half) in zip(axes, halves.items(), strict=True):
-        draw_tolerance(one, half, CONFIDENCE)
+        draw_tolerance(one, half)
         one.set_title(name, fontsize=drawing.TEXT)
         paper = CIFAR if half[0]["task"] == CIFAR.task else fig03.PAPER
         notes.append(f"{name}: {drawing.scale_note(half, paper)}")
     drawing.add_title(figure, rows, axes[0])
-    drawing.add_note(figure, drawing.statistics_note(rows, CONFIDENCE), *notes)
+    drawing.add_note(figure, drawing.statistics_note(rows, "bars"), *notes)
     return figure
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
-    """Equal at low compression, far ahead at high, on each data set."""
+    """Similar at low compression, ahead at high, on each data set."""
     return [
         one
         for name, half in _halves(rows).items()
@@ -90,6 +90,6 @@ def _halves(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows of each data set by its name, MNIST first."""
     found = {(row["task"], row["num_classes"]) for row in rows}
     return {
-        drawing.subset_name(task, classes): select(rows, task=task, num_classes=classes)
+        subset_name(task, classes): select(rows, task=task, num_classes=classes)
         for task, classes in sorted(found, key=str, reverse=True)
     }

@@ -11,20 +11,16 @@ them, on a machine that did other work too.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.dynamics import SCORE_MARGIN, both_arms
 from dome_lab.paper.figures import fig01_cifar10_dynamics as fig01
+from dome_lab.paper.points import draw_points
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
 from dome_lab.paper.series import curves, distinct, select, stacked
-from dome_lab.paper.statistics import bootstrap_band
-from dome_lab.paper.tolerance import joined
-
-CONFIDENCE = 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,20 +64,25 @@ def draw(rows: Sequence[Row]) -> Figure:
     figure, ((axes,),) = drawing.canvas(1, 1, drawing.COLUMN, 3.1)
     sizes = distinct(rows, "batch_size")
     for arm in (PLAIN, FILTERED):
-        points = [
-            bootstrap_band(
-                np.array(list(best_epoch(rows, arm, size).values()))[:, None],
-                CONFIDENCE,
-            )
-            for size in sizes
-        ]
-        marker = drawing.MARKERS[arm]
-        drawing.draw_band(axes, sizes, joined(points), arm, marker=marker, markersize=4)
+        shift = 0.95 if arm == PLAIN else 1.05  # so that bars can be told apart
+        draw_points(
+            axes,
+            [shift * size for size in sizes],
+            [list(best_epoch(rows, arm, size).values()) for size in sizes],
+            drawing.COLOURS[arm],
+            label=drawing.ARM_NAMES[arm],
+            linestyle=drawing.DASHES[arm],
+            marker=drawing.MARKERS[arm],
+        )
     drawing.log_below(axes, sizes, {})
     axes.tick_params(axis="x", labelrotation=45)
     drawing.label(axes, "batch size", "test accuracy, best epoch")
     drawing.add_title(figure, rows, axes)
-    drawing.add_notes(figure, rows, CONFIDENCE, fig01.PAPER, varied=["batch_size"])
+    drawing.add_note(
+        figure,
+        drawing.statistics_note(rows, "bars"),
+        drawing.scale_note(rows, fig01.PAPER, varied=["batch_size"]),
+    )
     return figure
 
 

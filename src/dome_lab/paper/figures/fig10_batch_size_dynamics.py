@@ -19,7 +19,6 @@ from dome_lab.paper.figures.fig09_batch_size_accuracy import Config
 from dome_lab.paper.rows import Row
 from dome_lab.paper.series import distinct, select
 
-CONFIDENCE = 0.99
 SCORE = "test_accuracy"
 
 
@@ -43,10 +42,16 @@ def draw(rows: Sequence[Row]) -> Figure:
     groups = _groups(rows)
     figure, grid = drawing.canvas(len(groups), 3, drawing.PAGE, 0.5 + 1.7 * len(groups))
     for axes, (name, group) in zip(grid, groups.items(), strict=True):
-        draw_panels(axes, group, SCORE, CONFIDENCE)
+        draw_panels(axes, group, SCORE)
         drawing.name_row(axes[0], name)
+    for column in zip(*grid, strict=True):
+        drawing.same_height(column)
     drawing.add_title(figure, rows, grid[0][0])
-    drawing.add_notes(figure, rows, CONFIDENCE, fig01.PAPER, varied=["batch_size"])
+    drawing.add_note(
+        figure,
+        drawing.statistics_note(rows),
+        drawing.scale_note(rows, fig01.PAPER, varied=["batch_size"]),
+    )
     return figure
 
 
@@ -55,7 +60,7 @@ def judge(rows: Sequence[Row]) -> list[Claim]:
     groups = {f"{name}: ": group for name, group in _groups(rows).items()}
     return [
         *judge_convergence("fig10", groups, SCORE),
-        judge_fraction("fig10", groups),
+        *judge_fraction("fig10", groups),
     ]
 
 

@@ -20,12 +20,12 @@ from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.compressors import NUMBER_BITS
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
+from dome_lab.paper.names import name_of
+from dome_lab.paper.points import draw_lines, end_values
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import COMPRESSORS, FILTERED, PLAIN, Run
 from dome_lab.paper.series import distinct, ends, select
-from dome_lab.paper.tolerance import end_band, joined
 
-CONFIDENCE = 0.95
 ALL_CAN, FEW_CAN = 15.0, 100.0
 SPARSE = ("gaussian", "hadamard", "randomk", "randomk+feedback", "topk+feedback")
 
@@ -75,23 +75,19 @@ def draw(rows: Sequence[Row]) -> Figure:
         height = np.arange(len(names), 0.0, -1)
         for arm, shift in ((PLAIN, -0.13), (FILTERED, 0.13)):
             mine = select(here, arm=arm)
-            band = joined(
-                [end_band(select(mine, compressor=n), CONFIDENCE) for n in names]
-            )
+            values = [end_values(select(mine, compressor=name)) for name in names]
             colours = [drawing.COLOURS[arm]] * len(names)
-            drawing.draw_dots(
-                axes, band, height + shift, colours, drawing.ARM_NAMES[arm]
-            )
+            draw_lines(axes, values, height + shift, colours, drawing.ARM_NAMES[arm])
         axes.set_ylim(0.5, len(names) + 0.5)
         axes.set_yticks(height, [_label(here, name) for name in names])
         drawing.label(axes, "test accuracy", "", f"rate {rate:,g}")
     drawing.add_title(figure, rows, panels[0])
-    num_seeds = len(distinct(rows, "seed"))
-    note = (
-        f"Mean of {num_seeds} seeds; bars: 95% bootstrap interval. In brackets: how "
-        f"many times fewer bits than {NUMBER_BITS} a parameter."
+    drawing.add_note(
+        figure,
+        drawing.statistics_note(rows, "bars"),
+        f"In brackets: how many times fewer bits than {NUMBER_BITS} a parameter.",
+        drawing.extension_note(rows),
     )
-    drawing.add_note(figure, note, drawing.scale_note(rows, fig03.PAPER))
     return figure
 
 
@@ -100,9 +96,9 @@ def judge(rows: Sequence[Row]) -> list[Claim]:
     return [
         claim(
             "tab01",
-            f"{drawing.name_of(name)}: the filter helps",
+            f"{name_of(name)}: the filter helps",
             f"At every rate tried the filter adds to test accuracy after "
-            f"{drawing.name_of(name)}.",
+            f"{name_of(name)}.",
             [
                 paired(
                     f"gain at rate {rate:,g}",
@@ -123,4 +119,4 @@ def _label(rows: Sequence[Row], name: str) -> str:
     """A compressor and how many times fewer bits it sends."""
     row = select(rows, compressor=name)[0]
     factor = row.get("times_fewer_bits") or row["rate"]
-    return f"{drawing.name_of(name)} ({factor:.0f})"
+    return f"{name_of(name)} ({factor:.0f})"

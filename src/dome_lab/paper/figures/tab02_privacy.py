@@ -13,21 +13,19 @@ arm, and rank 10 were set beforehand and not tuned. One trial with seed 0 on twi
 images (4 epochs, ε = 3) had been seen: 0.83 for DP-SGD, 0.89 public, 0.83 released.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing
-from dome_lab.paper.claims import Claim, claim, paired
+from dome_lab.paper.claims import Claim, always, claim, paired
+from dome_lab.paper.points import draw_points, end_values
 from dome_lab.paper.private import compute_private
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import BASES, Run
 from dome_lab.paper.series import distinct, ends, number, select
-from dome_lab.paper.tolerance import end_band, joined
 
-CONFIDENCE = 0.95
 PLAIN = None  # the basis of DP-SGD
 NAMES = {PLAIN: "DP-SGD"} | {basis: f"{basis} basis" for basis in BASES}
 COLOURS = {PLAIN: "#D55E00", "public": "#0072B2", "released": "#009E73"}
@@ -100,36 +98,27 @@ def draw(rows: Sequence[Row]) -> Figure:
     figure, ((axes,),) = drawing.canvas(1, 1, drawing.COLUMN, 3.3)
     epsilons = distinct(rows, "epsilon")
     for shift, basis in enumerate(NAMES):
-        band = joined(
-            [
-                end_band(select(rows, basis=basis, epsilon=epsilon), CONFIDENCE)
-                for epsilon in epsilons
-            ]
-        )
         # Beside each other, so that intervals can be told apart.
         x = [epsilon * 1.03 ** (shift - 1.5) for epsilon in epsilons]
-        axes.errorbar(
+        mine = select(rows, basis=basis)
+        draw_points(
+            axes,
             x,
-            band.mean,
-            yerr=[band.mean - band.low, band.high - band.mean],
+            [end_values(select(mine, epsilon=epsilon)) for epsilon in epsilons],
+            COLOURS[basis],
             label=NAMES[basis],
-            color=COLOURS[basis],
             linestyle=DASHES[basis],
             marker=MARKERS[basis],
-            markersize=3.5,
-            linewidth=1.1,
-            capsize=2,
         )
     drawing.log_below(axes, epsilons, {})
     drawing.label(axes, f"ε at δ = {number(rows[0], 'delta'):g}", "test accuracy")
     drawing.add_title(figure, rows, axes)
     private = int(number(rows[0], "num_private"))
-    note = f"Mean of {len(distinct(rows, 'seed'))} seeds; bars: 95% bootstrap interval."
     drawing.add_note(
         figure,
-        note,
+        drawing.statistics_note(rows, "bars"),
         f"{private:,} training images are private, the rest public.",
-        drawing.scale_note(rows, PAPER),
+        drawing.extension_note(rows),
     )
     return figure
 
@@ -154,12 +143,10 @@ def judge(rows: Sequence[Row]) -> list[Claim]:
         for basis in BASES
     ]
     spent = [
-        paired(
-            f"spent beyond epsilon {epsilon:g}",
-            ends(select(rows, epsilon=epsilon), "spent"),
-            ends(select(rows, epsilon=epsilon), "epsilon"),
-            low=-math.inf,
-            high=1e-9,
+        always(
+            f"spent of epsilon {epsilon:g}",
+            [number(row, "spent") for row in select(rows, epsilon=epsilon)],
+            epsilon + 1e-9,
         )
         for epsilon in distinct(rows, "epsilon")
     ]

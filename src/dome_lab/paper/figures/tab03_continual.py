@@ -29,9 +29,8 @@ from dome_lab.paper.continual import compute_continual
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, STREAMS, Run
 from dome_lab.paper.series import curves, ends, select, stacked
-from dome_lab.paper.statistics import bootstrap_band
+from dome_lab.paper.statistics import student_band
 
-CONFIDENCE = 0.95
 PAPER = Run(
     task="mnist",
     model="relu_mlp",
@@ -119,9 +118,10 @@ def draw(rows: Sequence[Row]) -> Figure:
     for axes, stream in zip(panels, STREAMS, strict=True):
         for name, mine in _arms(rows, stream).items():
             runs = stacked(curves(mine, "test_accuracy"))
-            band = bootstrap_band(runs, CONFIDENCE)
+            band = student_band(runs)
             x = np.arange(1, runs.shape[1] + 1)
             style: dict[str, Any] = {"color": COLOURS[name], "linestyle": LINES[name]}
+            axes.plot(x, runs.T, **style, **drawing.SEED)
             axes.plot(x, band.mean, label=name, linewidth=1.3, **style)
             axes.fill_between(
                 x, band.low, band.high, color=COLOURS[name], alpha=0.18, linewidth=0
@@ -129,7 +129,11 @@ def draw(rows: Sequence[Row]) -> Figure:
         drawing.epochs_below(axes)
         drawing.label(axes, "tasks learned", "accuracy on them", f"{stream} MNIST")
     drawing.add_title(figure, rows, panels[0])
-    drawing.add_notes(figure, rows, CONFIDENCE, PAPER)
+    drawing.add_note(
+        figure,
+        drawing.statistics_note(rows),
+        drawing.extension_note(rows),
+    )
     return figure
 
 

@@ -30,6 +30,7 @@ def load_task(
     num_train: int | None = None,
     num_test: int | None = None,
     num_classes: int | None = None,
+    validation: bool = False,
     data_dir: Path | None = None,
 ) -> Task:
     """A task by name; the last two are kept in memory, so do not change their tensors.
@@ -42,12 +43,13 @@ def load_task(
         num_train: Training samples; None takes all.
         num_test: Test samples; None takes all.
         num_classes: Only the first so many classes; None takes all.
+        validation: Test on training samples that are not among ``num_train``.
         data_dir: Folder of data sets as on the Hub; None takes that of the environment
             variable ``DOME_DATA``, and without one the Hub.
     """
     if name not in TASKS:
         raise ValueError(f"no task {name!r}: choose from {', '.join(TASKS)}")
-    selection = Selection(num_train, num_test, num_classes)
+    selection = Selection(num_train, num_test, num_classes, validation)
     return _load(name, selection, data_folder(data_dir))
 
 

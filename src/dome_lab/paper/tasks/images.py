@@ -95,6 +95,8 @@ def image_task(
             f"{name}: test label {int(test_y.max())} is not among the {num_classes} "
             "classes of the training split: give both splits the same classes"
         )
+    if selection.validation:
+        test_x, test_y = train_x, train_y
     train, test, num_classes = selection.choose(name, train_y, test_y, num_classes)
     x = train_x[train].float()
     mean = _channel_means(x.mean((2, 3)))

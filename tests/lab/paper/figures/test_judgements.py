@@ -39,7 +39,7 @@ def test_the_score_with_the_filter_must_not_be_lower(
     name, score, change, scatter, expected
 ):
     rows = two_arms(RUN, {score: 0.5}, {score: 0.5 + change}, scatter)
-    assert verdict(name, rows, SCORES[score]) == expected
+    assert verdict(name, rows, f"convergence: {SCORES[score]}") == expected
 
 
 @pytest.mark.parametrize(
@@ -76,33 +76,66 @@ def test_plain_runs_that_diverge_decide_nothing_and_are_drawn():
     rows = two_arms(RUN, {"train_loss": loss}, {})
     rows = [{k: None if v != v else v for k, v in row.items()} for row in rows]
     assert verdict("fig01", rows, "training loss") == UNDECIDED
-    assert verdict("fig01", rows, "fraction") == UNDECIDED
+    assert verdict("fig01", rows, "fraction follows") == UNDECIDED
     load_figure("fig01").draw(rows).draw_without_rendering()
 
 
 @pytest.mark.parametrize(
     ("fractions", "expected"),
     [
-        (np.linspace(0.9, 0.4, 6), HOLDS),
-        (np.linspace(0.4, 0.9, 6), FAILS),
+        (np.linspace(0.9, 0.4, 30), HOLDS),
+        (np.linspace(0.4, 0.9, 30), FAILS),
         (None, UNDECIDED),
     ],
 )
 def test_the_fraction_of_the_plain_run_must_follow_its_loss(fractions, expected):
-    rows = []
+    rows, run = [], replace(RUN, epochs=30)
     for seed in range(3):
-        watching = replace(RUN, seed=seed, removes="nothing")
-        mixed = np.linspace(0.9, 0.4, 6) * (1 if seed else -1)
+        watching = replace(run, seed=seed, removes="nothing")
+        mixed = np.linspace(0.9, 0.4, 30) * (1 if seed else -1)
         mine = mixed if fractions is None else fractions
         rows += training_rows(watching, fraction=mine)
         # The filtered run's own fraction plays no part.
-        rows += training_rows(replace(RUN, seed=seed), fraction=np.linspace(0, 1, 6))
+        rows += training_rows(replace(run, seed=seed), fraction=np.linspace(0, 1, 30))
     assert verdict("fig01", rows, "fraction follows loss") == expected
 
 
 def test_few_epochs_decide_nothing_about_the_fraction():
     rows = two_arms(replace(RUN, epochs=4), {}, {})
-    assert verdict("fig01", rows, "fraction") == UNDECIDED
+    assert verdict("fig01", rows, "fraction follows loss") == UNDECIDED
+
+
+def test_rho_is_told_of_the_settled_part_and_of_first_differences():
+    run = replace(RUN, epochs=40, num_train=12_800)  # a hundred steps an epoch
+    fraction = np.concatenate([np.linspace(0.9, 0.1, 15), np.linspace(0.1, 0.5, 25)])
+    rows = two_arms(run, {"fraction": fraction}, {})
+    (claim,) = [c for c in load_figure("fig01").judge(rows) if "follows" in c.name]
+    assert claim.numbers["Spearman's ρ, from step 1,500 on"] == pytest.approx(-1)
+    assert -1 < claim.numbers["Spearman's ρ, low"] < claim.numbers["Spearman's ρ"] < 1
+    assert "Spearman's ρ, first differences" in claim.numbers
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected"), [(0.3, HOLDS), (0.79, FAILS), (0.5, UNDECIDED)]
+)
+def test_most_of_the_norm_is_removed_if_less_than_half_is_kept(kept, expected):
+    rows = two_arms(RUN, {}, {"kept_norm": kept})
+    assert verdict("fig06", rows, "most of the norm") == expected
+
+
+@pytest.mark.parametrize(("shift", "expected"), [(0.1, HOLDS), (-0.1, FAILS)])
+def test_the_fraction_is_compared_between_the_arms(shift, expected):
+    fraction = np.linspace(0.8, 0.5, RUN.epochs)
+    rows = two_arms(RUN, {"fraction": fraction}, {"fraction": fraction + shift})
+    assert verdict("fig02", rows, "fraction higher") == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"), [(0.0, HOLDS), (0.1, FAILS), (-0.1, FAILS)]
+)
+def test_scores_become_similar_from_either_side(change, expected):
+    rows = two_arms(RUN, {}, {"test_macro_f1": 0.5 + change})
+    assert verdict("fig06", rows, "becomes similar") == expected
 
 
 def compressed(task, gains, scatter=(-0.002, 0.0, 0.002)):
@@ -125,27 +158,28 @@ def compressed(task, gains, scatter=(-0.002, 0.0, 0.002)):
 )
 def test_low_compression_must_leave_both_arms_equal(low, scatter, expected):
     rows = compressed("mnist", {None: 0.0, 10: low, 1000: 0.3}, scatter)
-    assert verdict("fig03", rows, "equal at low compression") == expected
+    assert verdict("fig03", rows, "similar at low compression") == expected
 
 
 @pytest.mark.parametrize(
     ("high", "scatter", "expected"),
     [
         (0.2, (-0.002, 0.0, 0.002), HOLDS),
-        (0.03, (-0.002, 0.0, 0.002), FAILS),
+        (0.03, (-0.002, 0.0, 0.002), HOLDS),
+        (-0.03, (-0.002, 0.0, 0.002), FAILS),
         (0.06, WIDE, UNDECIDED),
     ],
 )
-def test_high_compression_must_put_the_filter_far_ahead(high, scatter, expected):
+def test_high_compression_must_put_the_filter_ahead(high, scatter, expected):
     rows = compressed("mnist", {None: 0.0, 100: 0.2, 1000: high}, scatter)
-    assert verdict("fig03", rows, "far ahead at rate 1,000") == expected
+    assert verdict("fig03", rows, "ahead at rate 1,000") == expected
 
 
 def test_each_data_set_has_its_own_verdict():
     rows = compressed("mnist", {None: 0.0, 1000: 0.2})
-    rows += compressed("cifar10", {None: 0.0, 1000: 0.0})
-    assert verdict("fig07", rows, "MNIST: far ahead at rate 1,000") == HOLDS
-    assert verdict("fig07", rows, "CIFAR-10: far ahead at rate 1,000") == FAILS
+    rows += compressed("cifar10", {None: 0.0, 1000: -0.1})
+    assert verdict("fig07", rows, "MNIST: ahead at rate 1,000") == HOLDS
+    assert verdict("fig07", rows, "CIFAR-10: ahead at rate 1,000") == FAILS
 
 
 def by_rank(accuracies, scatter=(-0.002, 0.0, 0.002)):
@@ -206,7 +240,8 @@ def test_the_best_epoch_is_chosen_after_averaging():
     run = replace(RUN, epochs=3)
     rows = training_rows(run, test_accuracy=[0.9, 0.5, 0.6])
     rows += training_rows(replace(run, seed=1), test_accuracy=[0.1, 0.5, 0.6])
-    assert fig09.best_epoch(rows, "filtered", 128) == {0: 0.6, 1: 0.6}
+    found = fig09.best_epoch(rows, "filtered", 128)
+    assert found == pytest.approx({0: 0.6, 1: 0.6}, abs=1e-4)
 
 
 VARIANTS = {
@@ -313,3 +348,16 @@ def test_ewc_is_judged_on_each_stream_by_itself():
     found = verdicts("tab03", rows)
     assert [v for name, v in found.items() if name.startswith("split")] == [HOLDS] * 3
     assert [v for name, v in found.items() if name.startswith("perm")] == [FAILS] * 3
+
+
+def test_each_way_to_average_has_its_own_verdict_and_parts():
+    run = replace(RUN, epochs=40, removes="nothing", num_train=12_800)
+    falling = np.linspace(0.9, 0.4, 40)
+    rows = seeds(replace(run, optimizer="ema"), fraction=falling)
+    rows += seeds(run, fraction=falling[::-1])
+    found = verdicts("ext06", rows)
+    assert found["MNIST, averaging momentum: whole run"] == HOLDS
+    assert found["MNIST, averaging momentum: from step 1,500 on"] == HOLDS
+    assert found["MNIST, SGD: whole run"] == FAILS
+    assert found["MNIST, SGD: from step 1,500 on"] == FAILS
+    assert len(found) == 6

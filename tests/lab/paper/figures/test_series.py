@@ -8,8 +8,8 @@ from paper.figures.made import RUN, training_rows
 from dome_lab.paper.series import averages, curves, distinct, ends, number, select
 
 ROWS = [
-    *training_rows(replace(RUN, seed=1, epochs=2), test_accuracy=[0.4, 0.8]),
-    *training_rows(replace(RUN, seed=0, epochs=2), test_accuracy=[0.2, 0.3]),
+    *training_rows(replace(RUN, seed=1, epochs=2), 0.0, test_accuracy=[0.4, 0.8]),
+    *training_rows(replace(RUN, seed=0, epochs=2), 0.0, test_accuracy=[0.2, 0.3]),
 ]
 
 

@@ -37,3 +37,29 @@ def test_the_global_generator_is_left_alone():
     load_task("digits", num_train=100)
     load_task("made_text", num_train=100)
     assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("name", ["digits", "made_text"])
+def test_validation_samples_are_balanced_training_samples_that_are_not_trained_on(name):
+    task = load_task(name, num_train=40, num_test=20, validation=True)
+    assert torch.bincount(task.test_y).unique().numel() == 1
+    assert len(task.test_y) == 20
+    both = load_task(name, num_train=60)
+    assert torch.equal(
+        torch.cat([task.train_y, task.test_y]).bincount(), both.train_y.bincount()
+    )
+    known = {tuple(x.flatten().tolist()) for x in task.train_x}
+    held_out = {tuple(x.flatten().tolist()) for x in task.test_x}
+    assert not known & held_out
+
+
+def test_the_training_samples_of_validation_are_those_of_the_test():
+    judged = load_task("digits", num_train=40, num_test=20)
+    tried = load_task("digits", num_train=40, num_test=20, validation=True)
+    torch.testing.assert_close(judged.train_x, tried.train_x)
+
+
+@pytest.mark.parametrize("num_train", [None, 1340])
+def test_too_few_samples_left_for_validation_are_refused(num_train):
+    with pytest.raises(ValueError, match="choose a smaller num_train or num_test"):
+        load_task("digits", num_train=num_train, num_test=20, validation=True)

@@ -1,0 +1,135 @@
+"""Does the fraction follow the loss? Unfiltered runs of fifty epochs, three ways.
+
+Beyond fig01 and fig02, whose claim it is (ρ = 0.98 and 0.96): as long as the paper's
+runs, with momentum as torch sums it and as the paper's Algorithm 1 averages it, whose
+steps are a tenth as long; and, as a control, with a tracker that forgets, which cannot
+lag behind. ρ is judged over the whole run, from where the tracker has settled, and of
+the changes from epoch to epoch.
+
+Scale cpu: CIFAR-10 with 2,500 images and Tiny ImageNet with 20 classes as in fig01 and
+fig02, 50 epochs, 3 seeds: about an hour of one core for each of the three.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from dome_lab.paper import drawing, train
+from dome_lab.paper.claims import Claim, claim
+from dome_lab.paper.figures import fig01_cifar10_dynamics as fig01
+from dome_lab.paper.figures import fig02_tinyimagenet_dynamics as fig02
+from dome_lab.paper.following import CHANGES, FOLLOWS, LATE, WHOLE, follows
+from dome_lab.paper.names import name_of, subset_name
+from dome_lab.paper.rows import Row
+from dome_lab.paper.run import PLAIN, Run
+from dome_lab.paper.series import curves, select, stacked
+from dome_lab.paper.statistics import student_band
+
+FORGET = 0.05
+EPOCHS = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings: runs with torch's momentum, one a data set, and how many seeds."""
+
+    cases: tuple[Run, ...] = (fig01.PAPER, fig02.PAPER)
+    num_seeds: int = 5
+
+
+SCALES = {
+    "paper": Config(),
+    "cpu": Config(
+        cases=(
+            replace(fig01.SCALES["cpu"].run, epochs=EPOCHS),
+            replace(fig02.SCALES["cpu"].run, epochs=EPOCHS),
+        ),
+        num_seeds=3,
+    ),
+    "smoke": Config(
+        cases=(replace(fig01.SCALES["smoke"].run, num_train=64, epochs=5),),
+        num_seeds=2,
+    ),
+}
+MAX_JOBS = fig02.MAX_JOBS
+
+
+def runs(config: Config) -> list[Run]:
+    """Every data set three ways, with a tracker that only watches."""
+    return [
+        replace(way, removes="nothing", seed=seed)
+        for case in config.cases
+        for way in (
+            replace(case, optimizer="ema"),
+            case,
+            replace(case, forget=FORGET),
+        )
+        for seed in range(config.num_seeds)
+    ]
+
+
+compute_run = train.compute_run
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """Training loss above, the fraction below it, a column a way."""
+    found = _groups(rows)
+    num = len(found)
+    figure, lines = drawing.canvas(2, num, max(drawing.COLUMN, 1.75 * num), 3.6)
+    for place, (name, mine) in enumerate(found.items()):
+        for line, (column, title) in zip(
+            lines,
+            (("train_loss", "training loss"), ("fraction", "fraction")),
+            strict=True,
+        ):
+            values = stacked(curves(mine, column))
+            epochs = np.arange(1, values.shape[1] + 1)
+            axes = line[place]
+            axes.plot(epochs, values.T, color=drawing.COLOURS[PLAIN], **drawing.SEED)
+            seen = axes.get_ylim()
+            drawing.draw_band(axes, epochs, student_band(values), PLAIN)
+            axes.set_ylim(seen)
+            above = name.replace(", ", "\n", 1) if column == "train_loss" else ""
+            drawing.label(axes, "epoch", title if place == 0 else "", above)
+            drawing.epochs_below(axes)
+    drawing.add_note(
+        figure,
+        drawing.statistics_note(rows),
+        drawing.extension_note(rows),
+    )
+    return figure
+
+
+def judge(rows: Sequence[Row]) -> list[Claim]:
+    """Over the whole run, from the settled tracker on, and of changes, each way."""
+    said = {
+        WHOLE: "over epochs",
+        LATE: f"over epochs {LATE}",
+        CHANGES: "over epochs of the changes since the epoch before",
+    }
+    return [
+        claim(
+            "ext06",
+            f"{name}: {part}",
+            f"Along the unfiltered run, Spearman's ρ {words} of fraction and training "
+            f"loss is above {FOLLOWS}.",
+            [follows("", mine, part)],
+        )
+        for name, mine in _groups(rows).items()
+        for part, words in said.items()
+    ]
+
+
+def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each way by its name."""
+    columns = ("task", "num_classes", "optimizer", "forget")
+    kinds = dict.fromkeys(tuple(row[c] for c in columns) for row in rows)
+    found = {}
+    for kind in kinds:
+        task, num_classes, optimizer, forget = kind
+        name = f"{subset_name(task, num_classes)}, {name_of(optimizer)}"
+        name += "" if forget is None else f", forget {forget:g}"
+        found[name] = select(rows, **dict(zip(columns, kind, strict=True)))
+    return found

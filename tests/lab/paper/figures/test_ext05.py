@@ -1,0 +1,51 @@
+import pytest
+from paper.figures.made import staged_rows, training_rows
+
+from dome_lab.paper.claims import FAILS, HOLDS
+from dome_lab.paper.figures import ext05_controls as ext05
+from dome_lab.paper.tuning import Grid
+
+CONFIG = ext05.Config(
+    run=ext05.SCALES["cpu"].run,
+    ranks=(10,),
+    grid=Grid(rates=(1e-3,), most_beyond=0),
+    num_seeds=3,
+)
+
+
+def made_run(run):
+    accuracy = 0.5
+    if run.rank is not None and run.removes == "span":
+        accuracy = 0.9 if run.layout == "global" else 0.8
+    shift = 0.001 * ((7 * run.seed + (run.rank or 0)) % 5)
+    yield from training_rows(run, test_accuracy=accuracy + shift)
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    rows = staged_rows(ext05, CONFIG, made_run)
+    return {claim.name: claim.verdict for claim in ext05.judge(rows)}
+
+
+def test_controls_are_judged_against_the_filter_and_against_none(verdicts):
+    assert verdicts["DOME, k = 100: ahead of no filter"] == HOLDS
+    assert verdicts["DOME, k = 10: as good as DOME, k = 100"] == HOLDS
+    assert verdicts["random directions, k = 100: as good as DOME, k = 100"] == FAILS
+    name = "DOME, one basis per layer, k = 10"
+    assert verdicts[f"{name}: as good as DOME, k = 100"] == FAILS
+    assert verdicts[f"{name}: ahead of no filter"] == HOLDS
+
+
+def test_what_sends_more_bytes_is_compared_with_what_sends_as_many(verdicts):
+    power = "PowerSGD, feedback, rate 28"
+    assert verdicts[f"{power}: as good as DOME, k = 100, rate 28"] == FAILS
+    assert not any("rate 28" in n and n.endswith("no filter") for n in verdicts)
+
+
+def test_every_control_has_a_name_of_its_own():
+    rows = staged_rows(ext05, CONFIG, made_run)
+    judged = {row["seed"] for row in rows if row["split"] == "test"}
+    assert judged == {0, 1, 2}
+    controls = ext05.variants(CONFIG.run, CONFIG.ranks, CONFIG.power_rate)
+    names = {ext05._name(run.columns()) for run in controls}
+    assert len(names) == len(controls)
