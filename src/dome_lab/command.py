@@ -8,9 +8,4 @@ def main() -> None:
     interrupts.install()
     from dome_lab.cli import main as run
 
-    try:
-        run()
-    except SystemExit as end:
-        if end.code == interrupts.INTERRUPTED:
-            interrupts.leave()
-        raise
+    run()

@@ -58,9 +58,14 @@ def working() -> Iterator[None]:
         _is_working = before
 
 
+def is_pending() -> bool:
+    """Whether Ctrl-C was pressed and has not arrived."""
+    return _presses > 0
+
+
 def check() -> None:
     """Raise what was pressed and has not arrived; called between steps."""
-    if _presses:
+    if is_pending():
         raise KeyboardInterrupt
 
 
@@ -92,5 +97,4 @@ def _pressed(_number: int, _frame: FrameType | None) -> None:
 
 
 def _raise_again(_number: int, _frame: FrameType | None) -> None:
-    if _presses:
-        raise KeyboardInterrupt
+    check()

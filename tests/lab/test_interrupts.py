@@ -83,6 +83,25 @@ def test_an_interrupt_that_a_library_catches_is_raised_at_the_next_step():
     assert python(INSTALL + code + CAUGHT).stdout == "caught\n"
 
 
+def test_what_a_dropped_interrupt_breaks_later_is_told_as_a_stop():
+    code = (
+        "import typer\n"
+        "from dome_lab.cli.screen import one_line_errors\n"
+        "def work():\n"
+        "    context = type('Context', (), {'obj': False})\n"
+        "    with one_line_errors(context, 'all is kept'):\n"
+        "        try:\n"
+        f"            {PRESS}"
+        "        except BaseException:\n"
+        "            raise RecursionError('half of a module') from None\n"
+        "try:\n"
+        "    with interrupts.working(): work()\n"
+        "except typer.Exit as end: sys.exit(end.exit_code)\n"
+    )
+    done = python(INSTALL + code)
+    assert (done.returncode, done.stderr) == (130, "stopped; all is kept\n")
+
+
 def test_what_has_been_dealt_with_is_not_raised_again():
     code = (
         "def work():\n"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dome.numerics.products import is_pairwise
 from dome_lab.bench.timing import Clock
 
 BLOCKS = (2048, 8192)  # rows at once; the better rate counts
@@ -54,11 +55,11 @@ def update_products(
         ("H U", 2 * D * B * K, _times_basis(B, K)),
         ("Hᵀ M", 2 * D * B * K, _from_samples(B, K)),
     ]
-    if B * B <= K * K + B * K:
+    if is_pairwise(K, B):
         kinds.append(("H Hᵀ", 2 * D * B * B, _times_basis(B, B)))
     else:
-        kinds.append(("Yᵀ Y", 2 * D * K * K, _times_basis(K, K)))
-        kinds.append(("G U", 2 * D * B * K, _times_basis(B, K)))
+        kinds.append(("Hᵀ V", 2 * D * B * K, _from_samples(B, K)))
+        kinds.append(("H (Hᵀ V)", 2 * D * B * K, _times_basis(B, K)))
     return [
         Product(name, flops, max(_rate(make, rows, clock) for rows in (*BLOCKS, D)))
         for name, flops, make in kinds

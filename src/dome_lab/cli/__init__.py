@@ -41,7 +41,12 @@ app.command("report")(report.command)
 def main() -> None:
     """Run the command."""
     interrupts.install()
-    app(prog_name="dome")
+    try:
+        app(prog_name="dome")
+    except SystemExit as end:
+        if end.code == interrupts.INTERRUPTED:
+            interrupts.leave()
+        raise
 
 
 def _print_version(wanted: bool) -> None:

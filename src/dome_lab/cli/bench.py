@@ -54,8 +54,9 @@ def _ask(names: list[str], scale: str, out: Path) -> None:
     from dome_lab.bench import run
     from dome_lab.cli.progress import simple_bar
 
+    total = run.expected_seconds(names, scale)  # loads the questions, and torch
     with working(), simple_bar() as bar:
-        task = bar.add_task("starting", total=run.expected_seconds(names, scale))
+        task = bar.add_task("starting", total=total)
 
         def tell(what: str, behind: float) -> None:
             interrupts.check()

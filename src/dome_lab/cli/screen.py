@@ -61,17 +61,29 @@ def one_line_errors(context: typer.Context, left: str) -> Iterator[None]:
     """Turn what can go wrong into one line and an exit code; ``left`` by Ctrl-C."""
     debug = bool(context.obj)
     try:
-        yield
-    except KeyboardInterrupt:
-        interrupts.arrived()
-        errors.print(f"stopped; {left}")
-        raise typer.Exit(INTERRUPTED) from None
+        with _stopped(left):
+            yield
+    except typer.Exit:  # a RuntimeError, of all things
+        raise
     except UserError as error:
         _fail(str(error), BAD_USAGE, debug)
     except ModuleNotFoundError as error:
         _fail(f"{error.name} is missing: pip install 'dome-torch[lab]'", 1, debug)
     except (OSError, RuntimeError, ValueError) as error:
         _fail(f"{error} (dome --debug shows where)", 1, debug)
+
+
+@contextmanager
+def _stopped(left: str) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        # A press that was dropped in the middle of an import may come as anything.
+        if not (isinstance(error, KeyboardInterrupt) or interrupts.is_pending()):
+            raise
+        interrupts.arrived()
+        errors.print(f"stopped; {left}")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def use_data(folder: Path | None) -> None:

@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -47,7 +47,8 @@ def locked(
                 raise
         time.sleep(PAUSE)
     try:
-        os.write(handle, _about_us())
+        with suppress(OSError):  # on a full disk it is held all the same
+            os.write(handle, _about_us())
         yield
     finally:
         # Before it is closed: what another process then finds is not this file.

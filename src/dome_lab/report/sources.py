@@ -169,7 +169,7 @@ def _damage(path: Path) -> Damage:
     try:
         with locked(path.parent):
             return mend(path)
-    except (LockedError, PermissionError):  # somebody's at work, or for looking only
+    except (LockedError, OSError):  # somebody is at work, or it is for looking only
         return found
 
 
