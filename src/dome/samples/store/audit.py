@@ -26,7 +26,7 @@ from dome.samples.store.group import Group
 # gradient are the same numbers summed in another order; products on a GPU may keep ten
 # bits of 24. Where a gradient vanishes exactly (keys' biases), all of it is rounding.
 _LIMITS = {
-    torch.float64: (1e-8, 1e-12),
+    torch.float64: (1e-6, 1e-10),
     torch.float32: (1e-3, 1e-5),
     torch.bfloat16: (5e-2, 1e-2),
     torch.float16: (5e-2, 1e-2),
@@ -230,14 +230,19 @@ class Audit:
             if p.requires_grad:
                 self._handles.append(_first_hook(p, self._listener(p, slot)))
 
-    def end(self) -> list[Entry]:
-        """Hand over what was found since the last step, and stop listening."""
+    def end_step(self) -> list[Entry]:
+        """Hand over what was found at this step, parameter by parameter."""
         self._steps_left = _EVERY if self._handles else max(self._steps_left - 1, 0)
+        entries = sorted(self._entries, key=lambda entry: entry.slot.start)
+        self.stop()
+        return entries
+
+    def stop(self) -> None:
+        """Stop listening, and forget what was found."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        entries, self._entries = self._entries, []
-        return entries
+        self._entries.clear()
 
     def _listener(self, p: nn.Parameter, slot: Slot) -> Callable[[Tensor], None]:
         def listen(grad: Tensor) -> None:

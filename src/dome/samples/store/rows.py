@@ -132,7 +132,7 @@ class Rows:
         """Forget the waiting rows and that a forward pass was seen."""
         self._forward_seen = self._empty_seen = self._excused = False
         if self._audit is not None:
-            self._audit.end()
+            self._audit.stop()
         self._since_step.note()
         self._recycle()
 
@@ -171,7 +171,7 @@ class Rows:
         self, grads: Sequence[Tensor | None] | None
     ) -> tuple[list[Entry], list[Entry]]:
         """Gradients to be compared: of parameters without rows, and of all if due."""
-        audited = [] if self._audit is None else self._audit.end()
+        audited = [] if self._audit is None else self._audit.end_step()
         if self._audit is None or self._excused:
             return [], []
         parameters, groups = self.layout.parameters, list(self._groups.values())
