@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from dome.parameters import Layout, Slot
 from dome.samples.store.backward import Leaves, Reach, current_backward
 from dome.samples.store.group import Group
+from dome.torch_private import hook_first
 
 # Relative to the rows of the parameter, and to those of all parameters. Rows and
 # gradient are the same numbers summed in another order; products on a GPU may keep ten
@@ -228,7 +229,7 @@ class Audit:
             return
         for p, slot in zip(self._layout.parameters, self._layout.slots, strict=True):
             if p.requires_grad:
-                self._handles.append(_first_hook(p, self._listener(p, slot)))
+                self._handles.append(hook_first(p, self._listener(p, slot)))
 
     def end_step(self) -> list[Entry]:
         """Hand over what was found at this step, parameter by parameter."""
@@ -271,16 +272,3 @@ def _limits_for(
     table = _LIMITS | (_LIMITS_CUDA if device.type == "cuda" else {})
     own, of_all = zip(*(table[dtype] for dtype in dtypes), strict=True)
     return max(own), max(of_all)
-
-
-def _first_hook(p: nn.Parameter, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    """A hook on a gradient that runs before those of the user, who may change it."""
-    earlier = dict(p._backward_hooks or {})
-    handle: RemovableHandle = p.register_hook(hook)
-    hooks = p._backward_hooks
-    if hooks is not None:
-        # Autograd runs them in the order in which they came.
-        for name, other in earlier.items():
-            del hooks[name]
-            hooks[name] = other
-    return handle
