@@ -305,3 +305,13 @@ def test_gradients_of_paused_forwards_are_excused_once(model, source):
     rows = source.take()
     source.detach()
     assert_close(rows, per_sample_loop(model, [x]))
+
+
+@pytest.mark.parametrize("scale", [1e-28, 1e15])
+def test_what_is_missing_is_found_at_any_scale(scale):
+    torch.manual_seed(0)
+    model, words = Tied(fused_head).float(), torch.randint(7, (5, 3))
+    source = PerSample(model, Layout(model))
+    (sum_loss(model(words)) * scale).backward()
+    with pytest.raises(RuntimeError, match=r"'table.weight' miss a part"):
+        source.take()

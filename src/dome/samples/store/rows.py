@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
-from dome.samples.store.audit import FEWEST, Audit, Entry, check_complete, entry
+from dome.samples.store.audit import Audit, Entry, entry
 from dome.samples.store.backward import Reach, current_backward
 from dome.samples.store.gradients import Gradients, came_without_samples
 from dome.samples.store.group import Group, by_samples
 from dome.samples.store.reading import read
+from dome.samples.store.verdict import FEWEST, check_complete
 from dome.samples.store.wanted import Pass
 from dome.torch_private import when_backward_ends
 
