@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # Torch 2.6 to 2.15. A public torch.utils.pytree exists in the newest only.
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
+from torch.utils.hooks import RemovableHandle
 
 __all__ = [
     "AnyBatchNorm",
@@ -36,6 +37,7 @@ __all__ = [
     "default_store",
     "flattened",
     "fused",
+    "hook_first",
     "is_compiled",
     "norms_of",
     "runs_step_hooks",
@@ -78,6 +80,18 @@ def when_backward_ends(call: Callable[[], None]) -> None:
     """Call a function once the running backward pass has filled every ``.grad``."""
     # What DDP ends its own with: in every torch 2, no way without it.
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def hook_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """A hook on a gradient that runs before those there are, which may change it."""
+    earlier = dict(t._backward_hooks or {})
+    handle: RemovableHandle = t.register_hook(hook)
+    hooks = t._backward_hooks or {}
+    # Torch 2.6 to 2.15: autograd runs them in the order in which they were put there.
+    for number, other in earlier.items():
+        del hooks[number]
+        hooks[number] = other
+    return handle
 
 
 def flattened(tensors: Sequence[Tensor]) -> Tensor:

@@ -3,8 +3,8 @@
 A shared weight may be captured in some of its uses only. So now and then, what
 autograd delivers for a parameter is compared with the sum of the rows that this very
 backward pass left: before ``.grad`` is touched, so that accumulation, a loss scale,
-clipping and hooks of the user's make no difference. What remains may be a penalty on
-the weights in the loss, which is no sample's; any other remainder is an error.
+clipping and hooks of the user's make no difference. The numbers stay on the device
+until samples are taken; what they mean is said in ``verdict.py``.
 
 Letters, for one parameter p of one backward pass: g its gradient, R (B, n) its rows,
 r = g − Σ_b R_b, s = sign(p).
@@ -12,7 +12,6 @@ r = g − Σ_b R_b, s = sign(p).
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import isfinite, sqrt
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +20,14 @@ from torch.utils.hooks import RemovableHandle
 from dome.parameters import Layout, Slot
 from dome.samples.store.backward import Leaves, Reach, current_backward
 from dome.samples.store.group import Group
+from dome.samples.store.verdict import Finding
+from dome.torch_private import hook_first
 
 # Relative to the rows of the parameter, and to those of all parameters. Rows and
 # gradient are the same numbers summed in another order; products on a GPU may keep ten
 # bits of 24. Where a gradient vanishes exactly (keys' biases), all of it is rounding.
 _LIMITS = {
-    torch.float64: (1e-8, 1e-12),
+    torch.float64: (1e-6, 1e-10),
     torch.float32: (1e-3, 1e-5),
     torch.bfloat16: (5e-2, 1e-2),
     torch.float16: (5e-2, 1e-2),
@@ -35,11 +36,6 @@ _LIMITS_CUDA = {torch.float32: (5e-3, 1e-4)}
 
 # The first step, and then every so many: sums over all rows take a hundredth of a step.
 _EVERY = 100
-
-# Of fewer numbers, a remainder along p proves nothing: it always is.
-FEWEST = 3
-# The same for a remainder in the span of p and sign(p).
-_FEWEST_FOR_BOTH = 9
 
 
 def products(p: nn.Parameter, grad: Tensor, rows: Sequence[Tensor]) -> Tensor:
@@ -54,140 +50,29 @@ def products(p: nn.Parameter, grad: Tensor, rows: Sequence[Tensor]) -> Tensor:
     """
     kind = torch.promote_types(p.dtype, torch.float32)
     r, w = grad.detach().to(kind), p.detach().to(kind)
-    of_grad = _squares(r)
+    of_grad = _squares(r, kind)
     of_rows = torch.zeros_like(of_grad)
     for part in rows:
         r = r - part.sum(0, dtype=kind)
-        of_rows = of_rows + _squares(part)
+        of_rows = of_rows + _squares(part, kind)
     s = w.sign()
-    pairs = ((r, r), (r, w), (r, s), (w, w), (w, s), (s, s))
-    return torch.stack([*(_product(a, b) for a, b in pairs), of_grad, of_rows])
+    wide = _wide(p.device)
+    rw, rs, ws = ((a * b).sum(dtype=wide) for a, b in ((r, w), (r, s), (w, s)))
+    rr, ww, ss = (_squares(x, wide) for x in (r, w, s))
+    return torch.stack([rr, rw, rs, ww, ws, ss, of_grad, of_rows])
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    # The remainder of a fit is a difference of such products: float32 would leave it
-    # half of its digits. Some devices have nothing else.
-    wide = torch.float32 if a.device.type == "mps" else torch.float64
-    return (a * b).sum(dtype=wide)
+def _wide(device: torch.device) -> torch.dtype:
+    """What a fit is computed in: float32 would leave its remainder half of the digits.
 
-
-def _squares(x: Tensor) -> Tensor:
-    kind = torch.promote_types(x.dtype, torch.float32)
-    return _product(*(torch.linalg.vector_norm(x, dtype=kind),) * 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The products of one parameter in one backward pass, on the host.
-
-    Attributes:
-        name: The parameter.
-        num: n, how many numbers it has.
-        has_rows: Whether any sample was captured.
-        limits: What rounding explains: of its own size, and of all parameters'.
-        rr: |r|², and so on.
-        rw: With the parameter.
-        rs: With its signs.
-        ww: Of the parameter with itself.
-        ws: With its signs.
-        ss: Of the signs with themselves.
-        gg: |g|².
-        of_rows: |R|², 0 without any.
+    Some devices have nothing else.
     """
-
-    name: str
-    num: int
-    has_rows: bool
-    limits: tuple[float, float]
-    rr: float
-    rw: float
-    rs: float
-    ww: float
-    ws: float
-    ss: float
-    gg: float
-    of_rows: float
-
-    @property
-    def size(self) -> float:
-        """What r is measured by: sums of rows may cancel, and rounding does not."""
-        return self.gg + self.of_rows
-
-    def remainder(self, l2: float, l1: float) -> float:
-        """|r − l2 p − l1 s|, what such a penalty leaves unexplained."""
-        squared = self.rr - 2 * (l2 * self.rw + l1 * self.rs)
-        squared += l2 * l2 * self.ww + 2 * l1 * l2 * self.ws + l1 * l1 * self.ss
-        return sqrt(max(squared, 0.0))
-
-    def penalties(self) -> list[tuple[float, float]]:
-        """The coefficients of p and s that explain most: one, the other, both."""
-        if self.num < FEWEST or self.ww == 0:
-            return []
-        fits = [(self.rw / self.ww, 0.0), (0.0, self.rs / self.ss)]
-        determinant = self.ww * self.ss - self.ws**2
-        # Weights of one size, as norms have at the start, leave nothing to tell apart.
-        if self.num >= _FEWEST_FOR_BOTH and determinant > 1e-6 * self.ww * self.ss:
-            l2 = (self.ss * self.rw - self.ws * self.rs) / determinant
-            l1 = (self.ww * self.rs - self.ws * self.rw) / determinant
-            fits.append((l2, l1))
-        return fits
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
-def unexplained(findings: Sequence[Finding]) -> list[Finding]:
-    """The parameters whose rows miss a part that is no penalty's."""
-    total = sum(f.size for f in findings)
-    if not isfinite(total):
-        return []  # a loss that is not finite is another matter
-    everything = sqrt(total)
-    suspects = [f for f in findings if _limit(f, everything) < sqrt(f.rr)]
-    # Small parameters believe in the penalty of larger ones.
-    known = [
-        fit
-        for f in suspects
-        for fit in f.penalties()
-        if f.remainder(*fit) <= _limit(f, everything)
-    ]
-    return [
-        f
-        for f in suspects
-        if all(
-            f.remainder(*fit) > _limit(f, everything)
-            for fit in ((0.0, 0.0), *f.penalties(), *known)
-        )
-    ]
-
-
-def check_complete(findings: Sequence[Finding]) -> None:
-    """Raise ``RuntimeError`` for a parameter whose rows miss a part of its gradient."""
-    for finding in unexplained(findings):
-        if not finding.has_rows:
-            raise RuntimeError(
-                f"parameter {finding.name!r} has a gradient that no captured sample "
-                "accounts for: it was used outside model(...), under activation "
-                "checkpointing or inside a torch.autograd.Function, or .grad was "
-                "set by hand. Call the model itself, switch checkpointing off, or "
-                'use samples="microbatch"'
-            )
-        raise RuntimeError(
-            f"the captured samples of parameter {finding.name!r} miss a part of its "
-            f"gradient ({_share(finding):.0%} of it): it is used once more outside "
-            "model(...), under activation checkpointing or inside a "
-            "torch.autograd.Function. Call the model itself, put the step into `with "
-            "grad_filter.watch(inputs):`, switch checkpointing off, or use "
-            'samples="microbatch"; if this is a penalty on the weights, pass '
-            "ignore_penalty=True"
-        )
-
-
-def _share(finding: Finding) -> float:
-    return sqrt(finding.rr / finding.gg) if finding.gg else 1.0
-
-
-def _limit(finding: Finding, everything: float) -> float:
-    own, of_all = finding.limits
-    if not finding.has_rows:
-        return own * sqrt(finding.size)
-    return max(own * sqrt(finding.size), of_all * everything)
+def _squares(x: Tensor, kind: torch.dtype) -> Tensor:
+    """|x|², where the squares of small numbers in float32 would be zero."""
+    return torch.linalg.vector_norm(x, dtype=kind).to(_wide(x.device)).square()
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,16 +113,21 @@ class Audit:
             return
         for p, slot in zip(self._layout.parameters, self._layout.slots, strict=True):
             if p.requires_grad:
-                self._handles.append(_first_hook(p, self._listener(p, slot)))
+                self._handles.append(hook_first(p, self._listener(p, slot)))
 
-    def end(self) -> list[Entry]:
-        """Hand over what was found since the last step, and stop listening."""
+    def end_step(self) -> list[Entry]:
+        """Hand over what was found at this step, parameter by parameter."""
         self._steps_left = _EVERY if self._handles else max(self._steps_left - 1, 0)
+        entries = sorted(self._entries, key=lambda entry: entry.slot.start)
+        self.stop()
+        return entries
+
+    def stop(self) -> None:
+        """Stop listening, and forget what was found."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        entries, self._entries = self._entries, []
-        return entries
+        self._entries.clear()
 
     def _listener(self, p: nn.Parameter, slot: Slot) -> Callable[[Tensor], None]:
         def listen(grad: Tensor) -> None:
@@ -266,16 +156,3 @@ def _limits_for(
     table = _LIMITS | (_LIMITS_CUDA if device.type == "cuda" else {})
     own, of_all = zip(*(table[dtype] for dtype in dtypes), strict=True)
     return max(own), max(of_all)
-
-
-def _first_hook(p: nn.Parameter, hook: Callable[[Tensor], None]) -> RemovableHandle:
-    """A hook on a gradient that runs before those of the user, who may change it."""
-    earlier = dict(p._backward_hooks or {})
-    handle: RemovableHandle = p.register_hook(hook)
-    hooks = p._backward_hooks
-    if hooks is not None:
-        # Autograd runs them in the order in which they came.
-        for name, other in earlier.items():
-            del hooks[name]
-            hooks[name] = other
-    return handle

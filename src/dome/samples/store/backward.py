@@ -43,6 +43,8 @@ class Leaves:
 
     def reach(self, p: nn.Parameter) -> Reach:
         """What the running backward pass does about the gradient of a parameter."""
+        if not p.requires_grad:
+            return Reach.NOTHING  # frozen since the forward pass
         found = self._nodes.get(id(p))
         # Moving a parameter to another device or type gives it a new node.
         if found is None or found[:2] != (p.device, p.dtype):

@@ -17,7 +17,7 @@ Mark = tuple["weakref.ref[Tensor]", int] | None
 
 
 class Gradients:
-    """The gradients of some parameters, and whether they were written to.
+    """The gradients of some parameters, noted as they are now.
 
     Args:
         parameters: Whose ``.grad`` it is about.
@@ -25,7 +25,8 @@ class Gradients:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
-        self._marks: list[Mark] = [None] * len(parameters)
+        self._marks: list[Mark] = []
+        self.note()
 
     def note(self) -> None:
         """Remember the gradients as they are now."""

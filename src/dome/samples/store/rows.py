@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
-from dome.samples.store.audit import FEWEST, Audit, Entry, check_complete, entry
+from dome.samples.store.audit import Audit, Entry, entry
 from dome.samples.store.backward import Reach, current_backward
 from dome.samples.store.gradients import Gradients, came_without_samples
 from dome.samples.store.group import Group, by_samples
 from dome.samples.store.reading import read
+from dome.samples.store.verdict import FEWEST, check_complete
 from dome.samples.store.wanted import Pass
 from dome.torch_private import when_backward_ends
 
@@ -132,7 +133,7 @@ class Rows:
         """Forget the waiting rows and that a forward pass was seen."""
         self._forward_seen = self._empty_seen = self._excused = False
         if self._audit is not None:
-            self._audit.end()
+            self._audit.stop()
         self._since_step.note()
         self._recycle()
 
@@ -171,7 +172,7 @@ class Rows:
         self, grads: Sequence[Tensor | None] | None
     ) -> tuple[list[Entry], list[Entry]]:
         """Gradients to be compared: of parameters without rows, and of all if due."""
-        audited = [] if self._audit is None else self._audit.end()
+        audited = [] if self._audit is None else self._audit.end_step()
         if self._audit is None or self._excused:
             return [], []
         parameters, groups = self.layout.parameters, list(self._groups.values())
