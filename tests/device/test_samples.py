@@ -3,11 +3,11 @@ import contextlib
 import pytest
 import torch
 from device.agreement import assert_agree, moved
+from samples.loop import sum_loss, tensors_in
+from samples.models import built
 from samples.rules.cases_layers import LAYERS
 from samples.rules.cases_parameters import PARAMETERS
 from samples.rules.cases_sequences import SEQUENCES, TIME_FIRST
-from samples.loop import sum_loss, tensors_in
-from samples.models import built
 
 import dome
 
