@@ -13,8 +13,6 @@ SIZES = (3, 5, 4)
 
 
 class Mail(nn.Module):
-    """Each node gets the mean of its neighbours' messages, a graph that of its nodes."""
-
     def __init__(self):
         super().__init__()
         self.send, self.keep = nn.Linear(3, 4), nn.Linear(3, 4)

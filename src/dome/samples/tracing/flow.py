@@ -89,7 +89,7 @@ def _strided(step: Step) -> Axis | None:
     size, stride = x.shape[axis.dim], x.stride(axis.dim)
     if not _in_blocks(x, axis.dim, 0):
         return None
-    offset = out.storage_offset() - x.storage_offset()
+    offset = int(out.storage_offset()) - int(x.storage_offset())
     for dim, own in enumerate(zip(out.shape, out.stride(), strict=True)):
         if own == (size, stride) and _in_blocks(out, dim, offset):
             return axis.moved(dim)

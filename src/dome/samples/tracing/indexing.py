@@ -147,10 +147,10 @@ def _contracted(step: Step) -> Found:
         kept = [letter for letter in output if letter in word]
         order = [*(word.index(letter) for letter in kept), *summed]
         ids = ids.permute(order).reshape([ids.shape[word.index(k)] for k in kept])
-        shape = [ids.shape[kept.index(k)] if k in kept else 1 for k in output]
-        ids, clash = (
-            (ids.view(shape), None) if found is None else merged(found, ids.view(shape))
-        )
+        ids = ids.view([ids.shape[kept.index(k)] if k in kept else 1 for k in output])
+        clash: Tensor | None = None
+        if found is not None:
+            ids, clash = merged(found, ids)
         found, doubt = ids, either(doubt, several, clash)
     return found, doubt
 
