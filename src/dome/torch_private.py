@@ -40,7 +40,10 @@ __all__ = [
     "hook_first",
     "is_compiled",
     "norms_of",
+    "not_a_view",
+    "raising_if_differentiated",
     "runs_step_hooks",
+    "schema_arguments",
     "tree_flatten",
     "tree_map",
     "tree_map_only",
@@ -124,6 +127,35 @@ def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         norms: Sequence[Tensor] = many(list(tensors))
         return norms
     return [torch.linalg.vector_norm(tensor) for tensor in tensors]
+
+
+def raising_if_differentiated(
+    message: str, results: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Results of a backward that raise where they are differentiated again."""
+    # What torch's own once_differentiable is made of: 2.6 to 2.15, no way without it.
+    refuse = _needed(torch._C._functions, "DelayedError")(
+        message.encode(), len(results)
+    )
+    return refuse(*(r if r is None else r.detach().requires_grad_() for r in results))
+
+
+def not_a_view(t: Tensor) -> Tensor:
+    """The same memory as a tensor that autograd does not know as a view."""
+    # What torch's own matmul returns: 2.6 to 2.15; a copy is the way without it.
+    plain = getattr(torch.ops.aten, "_unsafe_view", None)
+    return t if not t._is_view() else t.clone() if plain is None else plain(t, t.shape)
+
+
+def schema_arguments(name: str) -> list[list[tuple[str, str, Any]]]:
+    """Names, types and defaults of the arguments of an operation, by overload."""
+    # 2.6 to 2.15; without it operations are taken to work entry by entry.
+    find = getattr(torch._C, "_jit_get_schemas_for_operator", None)
+    schemas = [] if find is None else find(f"aten::{name}")
+    return [
+        [(a.name, str(a.type), a.default_value) for a in schema.arguments]
+        for schema in schemas
+    ]
 
 
 def runs_step_hooks(optimizer: Optimizer) -> bool:

@@ -217,6 +217,15 @@ PARAMETERS = {
         ),
         images(),
     ),
+    "in-place operations on sequences": lambda: (
+        Then(
+            lambda m, x: m.head(m.layer(x).mul_(0.5).relu_()).add_(m.shift),
+            layer=nn.Linear(3, 4),
+            head=nn.Linear(4, 2),
+            shift=vector(2),
+        ),
+        sequence(B, 5, 3),
+    ),
     "both halves in one batch": lambda: (
         Then(
             lambda m, x, y: m.head(m.layer(torch.cat([x, y])).chunk(2)[1]),

@@ -1,5 +1,5 @@
 import torch
-from samples.models import B, Then, sequence
+from samples.models import B, Then, sequence, vector
 from torch import nn
 
 
@@ -77,6 +77,24 @@ SEQUENCES = {
             head=nn.Linear(4, 2),
         ),
         sequence(B, 5, 3),
+    ),
+    "gru with a learned start": lambda: (
+        Then(
+            lambda m, x: m.layer(x, m.h.expand(2, len(x), 4)),
+            layer=nn.GRU(3, 4, 2, batch_first=True),
+            h=vector(2, 1, 4),
+        ),
+        sequence(B, 5, 3),
+    ),
+    "gru cell with a learned start": lambda: (
+        Then(
+            lambda m, x: m.layer(
+                x, m.layer(torch.zeros(len(x), 3), m.h.expand(len(x), 4))
+            ),
+            layer=nn.GRUCell(3, 4),
+            h=vector(1, 4),
+        ),
+        sequence(B, 3),
     ),
     "rnn cell": lambda: (cell(nn.RNNCell), sequence(B, 3, 3)),
     "gru cell": lambda: (cell(nn.GRUCell), sequence(B, 3, 3)),

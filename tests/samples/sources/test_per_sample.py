@@ -53,11 +53,33 @@ def test_backward_into_chosen_inputs_captures_those_alone(model, source):
     assert rows[:, :16].abs().sum() == rows[:, 24:].abs().sum() == 0
 
 
-def test_second_derivatives_are_refused_not_wrong(model, source):
+def penalty(critic, x):
+    (slope,) = torch.autograd.grad(critic(x).sum(), x, create_graph=True)
+    return (slope.norm(2, 1) - 1).square().sum()
+
+
+@pytest.mark.parametrize("depth", [1, 3], ids=["linear", "deep"])
+def test_second_derivatives_are_refused_by_name(model, depth):
+    critic = model[-depth:]
+    source = PerSample(critic, Layout(critic))
+    x = torch.randn(4, critic[0].in_features, requires_grad=True)
+    loss = critic(x).sum() + penalty(critic, x)
+    with pytest.raises(RuntimeError, match=r"dome .*paused\(\).*microbatch"):
+        loss.backward()
+    source.detach()
+
+
+def test_a_paused_penalty_is_in_the_gradient_and_not_in_the_rows(model, source):
     x = torch.randn(4, 3, requires_grad=True)
-    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        slope.square().sum().backward()
+    with source.paused():
+        extra = penalty(model, x)
+    (sum_loss(model(x)) + extra).backward()
+    rows, total = source.take(), Layout(model).gather()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x.detach()]))
+    model.zero_grad()
+    penalty(model, x).backward()
+    assert_close(rows.sum(0) + Layout(model).gather(), total)
 
 
 def test_penalty_on_parameters_goes_to_the_gradient_and_not_to_the_rows(model, source):

@@ -2,6 +2,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.nn.functional as F
 from samples.loop import per_sample_loop, sum_loss
 from torch import nn
 from torch.testing import assert_close
@@ -162,3 +163,43 @@ def test_inputs_may_be_nested_in_mappings_and_dataclasses():
     rows = source.take()
     source.detach()
     assert_close(rows, per_sample_loop(model.layer, [x]))
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 4), nn.Linear(3, 4)
+        self.scale = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, u, v):
+        zu, zv = (F.normalize(z, dim=1) for z in (self.left(u), self.right(v)))
+        return zu @ zv.T * self.scale.exp()
+
+
+def contrastive(logits):
+    return F.cross_entropy(logits, torch.arange(len(logits)))
+
+
+def test_the_parameter_that_meets_coupled_samples_is_named():
+    model = Pair()
+    source = PerSample(model, Layout(model))
+    with pytest.raises(RuntimeError, match=r"'scale'"):
+        model(torch.randn(4, 3), torch.randn(4, 3))
+    source.detach()
+
+
+def test_a_parameter_left_out_may_meet_coupled_samples():
+    model, u, v = Pair(), torch.randn(4, 3), torch.randn(4, 3)
+    tracked = [p for name, p in model.named_parameters() if name != "scale"]
+    source = PerSample(model, Layout(model, only=tracked))
+    contrastive(model(u, v)).backward()
+    rows = source.take()
+    source.detach()
+    # A sample's row is its share of the batch loss: all others held fixed.
+    for b in range(4):
+        zu, zv = (F.normalize(z, dim=1) for z in (model.left(u), model.right(v)))
+        own = torch.arange(4)[:, None] == b
+        zu, zv = (torch.where(own, z, z.detach()) for z in (zu, zv))
+        share = contrastive(zu @ zv.T * model.scale.exp())
+        grads = torch.autograd.grad(share, tracked)
+        assert_close(rows[b], torch.cat([g.flatten() for g in grads]))

@@ -5,7 +5,6 @@ from samples.models import Then, vector
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import dome
@@ -86,17 +85,6 @@ def test_time_first_layer_under_batch_first_input_names_layer_and_cure():
         RuntimeError, match=r"'layer.weight_ih_l0'.*batch_first.*batch_dim"
     ):
         model(torch.randn(5, 2, 3))
-
-
-def test_packed_sequences_are_refused_by_name():
-    def run(m, x):
-        packed = pack_padded_sequence(x, [4, 3, 2], batch_first=True)
-        return m.layer(packed)[0].data
-
-    model = Then(run, layer=nn.GRU(3, 4, batch_first=True))
-    attach(model)
-    with pytest.raises(RuntimeError, match=r"'layer.weight_ih_l0'.*packed.*microbatch"):
-        model(torch.randn(3, 4, 3))
 
 
 def test_samples_in_another_order_are_refused_not_mixed_up():

@@ -13,9 +13,10 @@ from dome.samples.rules.attention import attention
 from dome.samples.rules.broadcast import assign, broadcast, concatenate
 from dome.samples.rules.cell import gru_cell, lstm_cell, rnn_cell
 from dome.samples.rules.conv import conv, conv_transpose
-from dome.samples.rules.embedding import embedding, embedding_bag
+from dome.samples.rules.embedding import embedding, embedding_bag, lookup
 from dome.samples.rules.fallback import fallback
-from dome.samples.rules.linear import addmm, linear, matmul
+from dome.samples.rules.grouped import grouped_mm
+from dome.samples.rules.linear import addmm, baddbmm, linear, matmul
 from dome.samples.rules.norm import (
     batch_norm,
     group_norm,
@@ -24,8 +25,9 @@ from dome.samples.rules.norm import (
     rms_norm,
 )
 from dome.samples.rules.recurrent import gru, lstm, rnn
-from dome.samples.tracing.flow import BROADCASTING, operations
+from dome.samples.tracing.flow import BROADCASTING
 from dome.samples.tracing.nested import Value
+from dome.samples.tracing.step import operations
 from dome.torch_private import fused
 
 Rule = Callable[..., Value]
@@ -55,10 +57,13 @@ RULES: dict[Callable[..., Value], Rule] = {
     fused.rnn_tanh_cell: rnn_cell,
     fused.rnn_relu_cell: rnn_cell,
     torch.Tensor.__setitem__: assign,
-    **dict.fromkeys(operations("matmul", "mm", "__matmul__"), matmul),
+    torch.Tensor.__getitem__: lookup,
+    **dict.fromkeys(operations("index_select"), lookup),
+    **dict.fromkeys(operations("grouped_mm", "_grouped_mm"), grouped_mm),
+    **dict.fromkeys(operations("matmul", "mm", "bmm", "__matmul__"), matmul),
     **dict.fromkeys(operations("addmm"), addmm),
     **dict.fromkeys(operations("cat", "concat", "concatenate", "stack"), concatenate),
-    **dict.fromkeys(operations("bmm", "baddbmm"), broadcast),
+    **dict.fromkeys(operations("baddbmm"), baddbmm),
     F.scaled_dot_product_attention: broadcast,
     **dict.fromkeys(BROADCASTING, broadcast),
 }
@@ -71,12 +76,27 @@ def _getters(*names: str) -> Iterator[Callable[..., Value]]:
 # These run their rule even if no parameter of theirs is tracked: they may mix samples.
 ALWAYS = frozenset([F.batch_norm])
 
-# Samples and parameters may meet here: only a shape or a type is taken from one.
+# A shape or a type is all that these take from any argument but the first.
+LIKE = frozenset(
+    operations("type_as", "expand_as", "view_as", "reshape_as", "to", "new_tensor")
+)
+# Samples and parameters may meet here: nothing of them is in the result.
 PASSIVE = frozenset(
     operations(
-        *("type_as", "expand_as", "view_as", "reshape_as", "to", "is_same_size"),
-        *("eq", "ne", "lt", "le", "gt", "ge", "__eq__", "__ne__", "__lt__", "__le__"),
-        *("__gt__", "__ge__", "isclose", "allclose", "equal", "new_tensor"),
+        *(
+            "is_same_size",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "__eq__",
+            "__ne__",
+            "__lt__",
+            "__le__",
+        ),
+        *("__gt__", "__ge__", "isclose", "allclose", "equal"),
     )
 )
 

@@ -5,7 +5,8 @@ from types import FunctionType
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 
 from dome.samples.tracing.nested import Value
-from dome.samples.tracing.trace import Call, Trace
+from dome.samples.tracing.origins import Call
+from dome.samples.tracing.trace import Trace
 
 
 def _transparent(function: Value) -> FunctionType:

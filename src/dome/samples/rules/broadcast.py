@@ -9,37 +9,27 @@ from torch import Tensor
 from torch.autograd import Function
 
 from dome.samples.rules.function import Context, apply, first_order
+from dome.samples.rules.numbered import spread_by_number
 from dome.samples.store.sink import Sink
+from dome.samples.tracing.admission import are_totals
 from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.flow import assigned_axis, operations
+from dome.samples.tracing.flow import assigned_axis
+from dome.samples.tracing.labels import Labels, collapsed
 from dome.samples.tracing.nested import Value
-from dome.samples.tracing.trace import Call, Derived, Trace
+from dome.samples.tracing.origins import Call, Derived, Place
+from dome.samples.tracing.trace import Trace
 from dome.torch_private import tree_map_only
 
 
 def broadcast(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
     """Add, multiply, where, ...: anything that broadcasts its arguments."""
-    if call.func in _ADDING and _are_totals(trace, call):
+    if are_totals(trace, call):
         return call.func(*args, **kwargs)
-    x, axis = _leading(trace, call)
+    x, place = _leading(trace, call)
     args, kwargs = tree_map_only(
-        Tensor, lambda t: _aligned(trace, t, x, axis), (args, kwargs)
+        Tensor, lambda t: aligned(trace, t, x, place), (args, kwargs)
     )
     return call.func(*args, **kwargs)
-
-
-_ADDING = frozenset(
-    operations(
-        *("add", "sub", "subtract", "add_", "sub_", "rsub", "__add__", "__radd__"),
-        *("__sub__", "__rsub__", "__iadd__", "__isub__"),
-    )
-)
-
-
-def _are_totals(trace: Trace, call: Call) -> bool:
-    """Whether a penalty on the weights is added to a loss: it is no sample's part."""
-    scalars = all(t.ndim == 0 for t in (*call.batched, *call.derived))
-    return scalars and all(trace.axis(t) is None for t in call.batched)
 
 
 def concatenate(
@@ -50,15 +40,30 @@ def concatenate(
     **options: Value,
 ) -> Tensor:
     """``cat`` and ``stack`` of samples and parameters, along any other dimension."""
-    x, axis = _leading(trace, call)
+    x, place = _leading(trace, call)
     stacked = call.func is torch.stack
-    if not stacked and dim % x.ndim == axis.dim:
+    if not stacked and isinstance(place, Labels) and len(place.dims) > 1:
+        place = _one_along(trace, place, dim % x.ndim, *call.derived)
+    along = place.dims if isinstance(place, Labels) else (place.dim,)
+    if not stacked and dim % x.ndim in along:
         raise trace.lost("it is concatenated to them as one more", *call.derived)
-    tensors = [_aligned(trace, t, x, axis) for t in tensors]
+    tensors = [aligned(trace, t, x, place) for t in tensors]
     out: Tensor = call.func(tensors, dim=dim, **options)
-    before = stacked and dim % out.ndim <= axis.dim
-    trace.mark_axis(out, axis.moved(axis.dim + before))
+    if isinstance(place, Labels):
+        ids = place.ids.unsqueeze(dim) if stacked else place.ids
+        trace.mark_axis(out, Labels(ids, place.batch))
+    else:
+        before = stacked and dim % out.ndim <= place.dim
+        trace.mark_axis(out, place.moved(place.dim + before))
     return out
+
+
+def _one_along(trace: Trace, place: Labels, dim: int, *weights: Tensor) -> Labels:
+    """The same samples, if a dimension that a weight is joined along has one each."""
+    ids, several = collapsed(place.ids, (dim,))
+    error = trace.lost("it is concatenated to several of them", *weights)
+    trace.questions.raise_if(several, error)
+    return Labels(ids, place.batch)
 
 
 def assign(trace: Trace, call: Call, x: Tensor, index: Value, value: Value) -> None:
@@ -69,7 +74,7 @@ def assign(trace: Trace, call: Call, x: Tensor, index: Value, value: Value) -> N
             target = x[index]
         inside = trace.axis(target)
         if inside is not None:
-            call.func(x, index, _aligned(trace, value, target, inside))
+            call.func(x, index, aligned(trace, value, target, inside))
             return
     elif isinstance(trace.origin(x), Derived):
         inside = trace.axis(value) if isinstance(value, Tensor) else None
@@ -85,7 +90,7 @@ def assign(trace: Trace, call: Call, x: Tensor, index: Value, value: Value) -> N
 
 def scale_and_shift(
     trace: Trace,
-    axis: Axis,
+    axis: Place,
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -144,7 +149,7 @@ def spread_copies(trace: Trace, t: Tensor, axis: Axis, size: int) -> Tensor | No
     return None
 
 
-def _leading(trace: Trace, call: Call) -> tuple[Tensor, Axis]:
+def _leading(trace: Trace, call: Call) -> tuple[Tensor, Place]:
     """The argument whose samples the parameters are lined up with."""
     known = trace.leading(call.batched)
     if known:
@@ -155,10 +160,12 @@ def _leading(trace: Trace, call: Call) -> tuple[Tensor, Axis]:
     )
 
 
-def _aligned(trace: Trace, t: Tensor, x: Tensor, axis: Axis) -> Tensor:
+def aligned(trace: Trace, t: Tensor, x: Tensor, axis: Place) -> Tensor:
     """A tracked weight spread over the samples of x; anything else as it is."""
     if not isinstance(t, Tensor) or not isinstance(trace.origin(t), Derived):
         return t
+    if isinstance(axis, Labels):
+        return spread_by_number(trace, t, axis.ids)
     size, place = x.shape[axis.dim], t.ndim - (x.ndim - axis.dim)
     copies = spread_copies(trace, t, axis.moved(place), size)
     if copies is not None:

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from dome.samples.rules.broadcast import aligned
 from dome.samples.rules.linear import linear_along
+from dome.samples.tracing.admission import settled
 from dome.samples.tracing.nested import Value
-from dome.samples.tracing.trace import Call, Trace
+from dome.samples.tracing.origins import Call
+from dome.samples.tracing.trace import Trace
 from dome.torch_private import fused
 
 State = tuple[Tensor, ...]
@@ -68,9 +71,10 @@ def _cell(
     weights: Sequence[Value],
 ) -> State:
     w_ih, w_hh, b_ih, b_hh = (*weights, None, None)[:4]
-    axis = trace.axis(x)
-    if axis is None or axis.dim != 0:
+    axis = settled(trace, trace.place(x), 1, *call.derived)
+    if axis is None:
         raise trace.lost(f"a recurrent cell of {tuple(x.shape)}", *call.derived)
+    state = tuple(aligned(trace, s, x, axis) for s in state)
     new = step(
         linear_along(trace, axis, x, w_ih, b_ih),
         linear_along(trace, axis, state[0], w_hh, b_hh),

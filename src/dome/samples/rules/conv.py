@@ -16,9 +16,10 @@ from torch.autograd import Function
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import chunks, product
 from dome.samples.rules.site import Site
-from dome.samples.tracing.axis import Axis
+from dome.samples.tracing.admission import settled
 from dome.samples.tracing.nested import Value
-from dome.samples.tracing.trace import Call, Trace
+from dome.samples.tracing.origins import Call, Place
+from dome.samples.tracing.trace import Trace
 
 _FEW_CHANNELS = 8
 # Samples at a time, and numbers. With two threads and 128 samples, 64 in a grouped
@@ -131,7 +132,7 @@ def conv_transpose(
 
 def _captured(
     trace: Trace,
-    axis: Axis,
+    axis: Place,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -143,9 +144,9 @@ def _captured(
     return out
 
 
-def _axis(trace: Trace, x: Tensor, weight: Tensor, bias: Tensor | None) -> Axis:
-    axis = trace.axis(x)
-    if axis is None or axis.dim != 0 or x.ndim != weight.ndim:
+def _axis(trace: Trace, x: Tensor, weight: Tensor, bias: Tensor | None) -> Place:
+    axis = settled(trace, trace.place(x), 1, weight, bias)
+    if axis is None or x.ndim != weight.ndim:
         raise trace.lost(f"a convolution of {tuple(x.shape)}", weight, bias)
     return axis
 
@@ -194,7 +195,7 @@ def _weight_gradient(
     """Store the weight gradient of each sample, return their sum."""
     if site.weight is None:
         return geometry.backward(delta, x, weight, [False, True, False])[1]
-    whole = len(x) == site.axis.batch
+    whole = site.axis.is_whole(x)
     room = site.weight.room(delta.dtype) if whole else None
     rows = delta.new_empty((len(x), *weight.shape)) if room is None else room
     unfold = _cheaper_unfolded(delta, x, weight, geometry)

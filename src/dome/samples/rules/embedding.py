@@ -5,10 +5,15 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
+from dome.samples.rules.fallback import fallback
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.site import Site
 from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.trace import Call, Trace
+from dome.samples.tracing.nested import Value
+from dome.samples.tracing.origins import Call
+from dome.samples.tracing.trace import Trace
+
+_MATRIX = 2  # dimensions
 
 
 def embedding(
@@ -24,7 +29,7 @@ def embedding(
 ) -> Tensor:
     """``F.embedding``: input (...) of indices, weight (V, E)."""
     _refuse(trace, weight, scale_grad_by_freq, sparse)
-    axis = trace.axis(input)
+    axis = trace.place(input)
     if axis is None:
         raise trace.lost(f"an embedding of {tuple(input.shape)}", weight)
     if max_norm is not None:
@@ -32,10 +37,26 @@ def embedding(
         with torch.no_grad():
             F.embedding(input, weight, None, max_norm, norm_type)
     padding = -1 if padding_idx is None else padding_idx % len(weight)
+    axis = axis.deeper()
     site = Site(axis, trace.sink(weight), None)
     out: Tensor = apply(_Embedding, weight, input, site, padding)
     trace.mark_axis(out, axis)
     return out
+
+
+def lookup(trace: Trace, call: Call, x: Tensor, *where: Value, **named: Value) -> Value:
+    """``weight[index]`` and ``weight.index_select(0, index)``, samples as the index."""
+    if call.func is torch.Tensor.__getitem__:
+        dim, index = 0, where[0]
+    else:
+        dim, index = (*where, *named.values())
+    rows = isinstance(index, Tensor) and index.dtype == torch.int64 and dim == 0
+    if not rows or trace.place(index) is None or trace.sink(x) is None:
+        return fallback(trace, call, *call.args, **call.kwargs)
+    with trace.resume():
+        flat = x if x.ndim == _MATRIX else x.reshape(len(x), -1)
+        out = F.embedding(torch.remainder(index, len(x)), flat)
+        return out.reshape(*index.shape, *x.shape[1:])
 
 
 def embedding_bag(

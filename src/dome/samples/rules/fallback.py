@@ -11,17 +11,25 @@ import torch
 from torch import Tensor
 
 from dome.samples.rules.broadcast import spread, spread_copies
+from dome.samples.rules.numbered import spread_by_number
 from dome.samples.tracing.axis import Axis
+from dome.samples.tracing.flow import einsum_words
+from dome.samples.tracing.labels import Labels
 from dome.samples.tracing.nested import Value, tensors
-from dome.samples.tracing.trace import Batched, Call, Trace
+from dome.samples.tracing.origins import Call
+from dome.samples.tracing.trace import Trace
 from dome.torch_private import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 
 def fallback(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
     """Run an operation without a rule once for each sample, vectorised."""
     values, spec = tree_flatten((args, kwargs))
-    axes = _axes(trace, call, values)
-    moving = {i: _lifted(trace, values[i], axis) for i, axis in axes.items()}
+    numbered = _numbered(trace, call)
+    if numbered is None:
+        axes = _axes(trace, call, values)
+    else:
+        axes = _row_axes(trace, call, values, numbered)
+    moving = {i: _lifted(trace, values[i], axis, numbered) for i, axis in axes.items()}
 
     def one_sample(*own: Tensor, dtype: torch.dtype | None = None) -> Value:
         mine = list(values)
@@ -40,11 +48,13 @@ def fallback(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
             run = torch.vmap(one_sample, in_dims=places, randomness="different")
             out = run(*stacks, dtype=dtype)
         shapes = _shapes(call, dtype)
+        first = next(axis for axis in axes.values() if axis is not None)
+        return tree_map(
+            lambda t, whole: _joined(trace, t, whole, first, numbered), out, shapes
+        )
     except Exception as error:
         problem = f"{_name(call)!r} has no rule ({error})"
         raise trace.lost(problem, *call.derived) from error
-    first = next(axis for axis in axes.values() if axis is not None)
-    return tree_map(lambda t, whole: _joined(trace, t, whole, first), out, shapes)
 
 
 def _axes(trace: Trace, call: Call, values: list[Value]) -> dict[int, Axis | None]:
@@ -54,8 +64,9 @@ def _axes(trace: Trace, call: Call, values: list[Value]) -> dict[int, Axis | Non
     that is spread over the samples.
     """
     axes: dict[int, Axis | None] = {}
+    batched = set(map(id, call.batched))
     for i, value in enumerate(values):
-        if isinstance(value, Tensor) and isinstance(trace.origin(value), Batched):
+        if id(value) in batched:
             axes[i] = trace.axis(value)
             if axes[i] is None:
                 problem = (
@@ -64,16 +75,64 @@ def _axes(trace: Trace, call: Call, values: list[Value]) -> dict[int, Axis | Non
                 raise trace.lost(problem, *call.derived)
     place, first = next((i, axis) for i, axis in axes.items() if axis is not None)
     size = values[place].shape[first.dim]
+    held = _held(call, place, first)
     for i, value in enumerate(values):
         if isinstance(value, Tensor) and trace.sink(value) is not None:
+            if i in held and value.shape[held[i]] == size:
+                axes[i] = own = first.moved(held[i])
+                values[i] = spread(trace, value, own, size)
+                continue
             copies = spread_copies(trace, value, first, size)
             values[i] = value if copies is None else copies
             axes[i] = None if copies is None else first
     return axes
 
 
-def _lifted(trace: Trace, value: Tensor, axis: Axis | None) -> tuple[Tensor, int]:
+def _held(call: Call, place: int, axis: Axis) -> dict[int, int]:
+    """Where weights of an ``einsum`` hold a part for each sample, by the letters."""
+    words = einsum_words(call.args) if call.func is torch.einsum else None
+    if words is None:
+        return {}
+    letter = words[place - 1][axis.dim]
+    return {i: w.index(letter) for i, w in enumerate(words[:-1], 1) if letter in w}
+
+
+def _numbered(trace: Trace, call: Call) -> Labels | None:
+    """The samples of each row, if they are known by number alone."""
+    for t in call.batched:
+        place = trace.place(t)
+        if isinstance(place, Labels):
+            return place
+    return None
+
+
+def _row_axes(
+    trace: Trace, call: Call, values: list[Value], rows: Labels
+) -> dict[int, Axis | None]:
+    """As ``_axes``, but vmap runs over rows, each with its own copy of the weights."""
+    num = rows.ids.numel()
+    axes: dict[int, Axis | None] = {}
+    for i, value in enumerate(values):
+        if isinstance(value, Tensor) and trace.sink(value) is not None:
+            axes[i] = None
+        elif isinstance(value, Tensor) and trace.place(value) is not None:
+            place = trace.place(value)
+            dims = place.dims if isinstance(place, Labels) else ()
+            dims = (place.dim,) if isinstance(place, Axis) else dims
+            if len(dims) != 1 or value.shape[dims[0]] != num:
+                problem = f"{_name(call)!r} of {tuple(value.shape)} by number"
+                raise trace.lost(problem, *call.derived)
+            axes[i] = Axis(dims[0], num)
+    return axes
+
+
+def _lifted(
+    trace: Trace, value: Tensor, axis: Axis | None, rows: Labels | None
+) -> tuple[Tensor, int]:
     """A value as vmap takes it, and the dimension vmap is to run over."""
+    if axis is None and rows is not None:
+        ids = rows.ids.reshape(-1, *(1,) * value.ndim)
+        return spread_by_number(trace, value, ids), 0
     if axis is None:
         return spread(trace, value, Axis(-1, trace.batch), trace.batch), 0
     return axis.split(value), axis.dim + 1
@@ -106,13 +165,19 @@ def _shapes(call: Call, dtype: torch.dtype | None) -> Value:
     return call.func(*args, **kwargs)
 
 
-def _joined(trace: Trace, out: Tensor, whole: Tensor, axis: Axis) -> Tensor:
+def _joined(
+    trace: Trace, out: Tensor, whole: Tensor, axis: Axis, rows: Labels | None
+) -> Tensor:
     """Results of the samples (B, *result) put back along the batch dimension."""
     dims = [d for d, n in enumerate(whole.shape) if n != out.shape[d + 1]]
     dim = dims[0] if dims else min(axis.dim, whole.ndim - 1)
     split = out.unflatten(dim + 1, (-1, axis.inner)).movedim(0, dim + 1)
     joined = split.reshape(whole.shape)
-    trace.mark_axis(joined, axis.moved(dim))
+    if rows is None:
+        trace.mark_axis(joined, axis.moved(dim))
+    else:
+        ids = rows.ids.reshape(*(1,) * dim, -1, *(1,) * (joined.ndim - dim - 1))
+        trace.mark_axis(joined, Labels(ids, rows.batch))
     return joined
 
 

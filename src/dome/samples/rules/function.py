@@ -1,20 +1,44 @@
 """How a rule writes an autograd function: the types torch leaves open."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar, cast
 
+import torch
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from dome.samples.tracing.nested import Value
+from dome.torch_private import raising_if_differentiated
 
 # What autograd passes to the forward and backward of a function; torch types it so.
 Context = Any
 
 _Backward = TypeVar("_Backward", bound=Callable[..., Value])
 
-# A second differentiation would bypass the rows: torch's own error is the right one.
-first_order = cast(Callable[[_Backward], _Backward], once_differentiable)
+_TWICE = (
+    "dome captures first derivatives only, and the gradient of a captured forward pass "
+    "was differentiated again (a gradient penalty, a physics-informed loss, MAML): "
+    "compute that part, its forward pass included, inside `with grad_filter.paused():`"
+    ', or use samples="microbatch"'
+)
+
+
+def first_order(backward: _Backward) -> _Backward:
+    """A backward whose results raise by name where they are differentiated again.
+
+    As torch's ``once_differentiable``, but also where no gradient arrives that could
+    be differentiated: the weights of a linear map are in its slope all the same.
+    """
+
+    @wraps(backward)
+    def run(ctx: Context, *grads: Value) -> Value:
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return results
+        return raising_if_differentiated(_TWICE, results)
+
+    return cast(_Backward, run)
 
 
 def apply(function: type[Function], *args: Value) -> Value:

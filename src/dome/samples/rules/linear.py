@@ -10,8 +10,11 @@ from dome.samples.rules.fallback import fallback
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import product
 from dome.samples.rules.site import Site
+from dome.samples.tracing.admission import settled
 from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.trace import Call, Trace
+from dome.samples.tracing.origins import Call, Place
+from dome.samples.tracing.trace import Trace
+from dome.torch_private import not_a_view
 
 # Up to so many positions a sample, one more product is cheaper than summing the rows.
 _FEW_POSITIONS = 4
@@ -27,40 +30,50 @@ def linear(
     bias: Tensor | None = None,
 ) -> Tensor:
     """``F.linear``: input (..., in), weight (out, in)."""
-    axis = trace.axis(input)
-    if axis is None or axis.dim == input.ndim - 1 or weight.ndim != 2:
+    place = settled(trace, trace.place(input), input.ndim - 1, weight, bias)
+    if place is None or weight.ndim != _MATRIX:
         raise trace.lost(f"a linear map of {tuple(input.shape)}", weight, bias)
-    return linear_along(trace, axis, input, weight, bias)
+    return linear_along(trace, place, input, weight, bias)
 
 
 def linear_along(
-    trace: Trace, axis: Axis, x: Tensor, weight: Tensor, bias: Tensor | None
+    trace: Trace, place: Place, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """Captured ``F.linear`` of x (..., in) whose samples lie along ``axis``."""
-    site = Site(axis, trace.sink(weight), trace.sink(bias))
+    """Captured ``F.linear`` of x (..., in) whose samples lie in ``place``."""
+    site = Site(place, trace.sink(weight), trace.sink(bias))
     out: Tensor = apply(_Linear, x, weight, bias, site)
-    trace.mark_axis(out, axis)
+    trace.mark_axis(out, place)
     return out
 
 
 def matmul(trace: Trace, call: Call, input: Tensor, other: Tensor) -> Tensor:  # noqa: A002
     """``x @ W`` with W (in, out), or any product of stacks of matrices."""
-    axis = trace.axis(input)
     stacked = min(input.ndim, other.ndim) >= _MATRIX
-    if trace.sink(other) is not None and other.ndim == _MATRIX and axis is not None:
-        if axis.dim < input.ndim - 1:
-            site = Site(axis, trace.sink(other), None, True)
+    known = trace.place(input) is not None
+    if trace.sink(other) is not None and other.ndim == _MATRIX and known:
+        place = settled(trace, trace.place(input), input.ndim - 1, other)
+        if place is not None:
+            site = Site(place, trace.sink(other), None, True)
             out: Tensor = apply(_Linear, input, other, None, site)
-            trace.mark_axis(out, axis)
+            trace.mark_axis(out, place)
             return out
     elif stacked and all(_in_stack(trace, t) for t in call.batched):
-        return broadcast(trace, call, input, other)
+        out = broadcast(trace, call, input, other)
+        _mark_stack(trace, call, out)
+        return out
     return fallback(trace, call, input, other)
 
 
+def _mark_stack(trace: Trace, call: Call, out: Tensor) -> None:
+    """A product of stacks holds its samples where the leading stack does."""
+    x, place = trace.leading(call.batched)[0]
+    if isinstance(place, Axis):
+        trace.mark_axis(out, place.moved(out.ndim - x.ndim + place.dim))
+
+
 def _in_stack(trace: Trace, x: Tensor) -> bool:
-    axis = trace.axis(x)
-    return axis is not None and axis.dim < x.ndim - _MATRIX
+    place = trace.place(x)
+    return place is not None and place.last < x.ndim - _MATRIX
 
 
 def addmm(
@@ -72,11 +85,31 @@ def addmm(
     **scales: float,
 ) -> Tensor:
     """``torch.addmm(bias, x, W)``."""
-    if scales or trace.axis(mat1) is None:
+    if scales or trace.place(mat1) is None:
         return fallback(trace, call, *call.args, **call.kwargs)
     with trace.resume():
         out = torch.matmul(mat1, mat2)
         return out + input.to(out.dtype)
+
+
+def baddbmm(
+    trace: Trace,
+    call: Call,
+    input: Tensor,  # noqa: A002
+    batch1: Tensor,
+    batch2: Tensor,
+    **scales: float,
+) -> Tensor:
+    """``torch.baddbmm(bias, x, W)`` of stacks of matrices."""
+    batches = [t for t in call.batched if t is not input]
+    if all(_in_stack(trace, t) for t in batches) and batches:
+        out = broadcast(trace, call, *call.args, **call.kwargs)
+        _mark_stack(trace, call, out)
+        return out
+    if scales:
+        return fallback(trace, call, *call.args, **call.kwargs)
+    with trace.resume():
+        return torch.matmul(batch1, batch2) + input
 
 
 class _Linear(Function):
@@ -85,6 +118,9 @@ class _Linear(Function):
         ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, site: Site
     ) -> Tensor:
         out = torch.matmul(x, weight) if site.transposed else F.linear(x, weight, bias)
+        # Of more than two dimensions it views the product's rows, and autograd lets
+        # nobody write in place to a view that a function made.
+        out = not_a_view(out)
         # Under autocast the product was taken in the type of the result.
         ctx.save_for_backward(x.to(out.dtype), weight.to(out.dtype))
         ctx.site = site

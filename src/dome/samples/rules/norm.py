@@ -10,9 +10,11 @@ from torch.autograd import Function
 from dome.samples.rules.broadcast import scale_and_shift
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.site import Site
+from dome.samples.tracing.admission import settled
 from dome.samples.tracing.nested import Value
+from dome.samples.tracing.origins import Call
 from dome.samples.tracing.refuse import mixes_samples
-from dome.samples.tracing.trace import Call, Trace
+from dome.samples.tracing.trace import Trace
 
 
 def group_norm(
@@ -25,8 +27,8 @@ def group_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """``F.group_norm``: input (N, C, ...)."""
-    axis = trace.axis(input)
-    if axis is None or axis.dim != 0:
+    axis = settled(trace, trace.place(input), 1, weight, bias)
+    if axis is None:
         raise trace.lost(f"a group norm of {tuple(input.shape)}", weight, bias)
     site = Site(axis, trace.sink(weight), trace.sink(bias))
     x = _autocast_input(input).contiguous()
@@ -45,8 +47,9 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """``F.layer_norm``: input (..., *normalized_shape)."""
-    axis = trace.axis(input)
-    if axis is None or axis.dim >= input.ndim - len(normalized_shape):
+    end = input.ndim - len(normalized_shape)
+    axis = settled(trace, trace.place(input), end, weight, bias)
+    if axis is None:
         raise trace.lost(f"a layer norm of {tuple(input.shape)}", weight, bias)
     site = Site(axis, trace.sink(weight), trace.sink(bias))
     x = _autocast_input(input)
@@ -64,8 +67,9 @@ def rms_norm(
     eps: float | None = None,
 ) -> Tensor:
     """``F.rms_norm``, its weight applied on its own."""
-    axis = trace.axis(input)
-    if axis is None or axis.dim >= input.ndim - len(normalized_shape):
+    end = input.ndim - len(normalized_shape)
+    axis = settled(trace, trace.place(input), end, weight)
+    if axis is None:
         raise trace.lost(f"an RMS norm of {tuple(input.shape)}", weight)
     x = F.rms_norm(input, list(normalized_shape), None, eps)
     return scale_and_shift(trace, axis, x, weight, None, input.ndim)
@@ -83,8 +87,8 @@ def instance_norm(
     **options: Value,
 ) -> Tensor:
     """``F.instance_norm``, its weight and bias applied on their own."""
-    axis = trace.axis(input)
-    if axis is None or axis.dim != 0:
+    axis = settled(trace, trace.place(input), 1, weight, bias)
+    if axis is None:
         raise trace.lost(f"an instance norm of {tuple(input.shape)}", weight, bias)
     x = F.instance_norm(input, running_mean, running_var, None, None, *rest, **options)
     return scale_and_shift(trace, axis, x, weight, bias, 2)
@@ -109,8 +113,8 @@ def batch_norm(
         return F.batch_norm(input, running_mean, running_var, weight, bias, *options)
     if training:
         raise RuntimeError(mixes_samples(trace.layer(weight, bias, *statistics)))
-    axis = trace.axis(input)
-    if axis is None or axis.dim != 0:
+    axis = settled(trace, trace.place(input), 1, weight, bias)
+    if axis is None:
         raise trace.lost(f"a batch norm of {tuple(input.shape)}", weight, bias)
     x = F.batch_norm(input, *statistics, None, None, False, momentum, eps)
     return scale_and_shift(trace, axis, x, weight, bias, 2)

@@ -8,11 +8,13 @@ every step's δ in its backward, where one batched product makes the rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from dome.samples.rules.broadcast import aligned
 from dome.samples.rules.cell import (
     State,
     Step,
@@ -24,25 +26,33 @@ from dome.samples.rules.cell import (
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.linear import linear_along, weight_gradient
 from dome.samples.rules.site import Site
-from dome.samples.tracing.axis import Axis
+from dome.samples.tracing.admission import settled
+from dome.samples.tracing.labels import Labels
 from dome.samples.tracing.nested import Value
-from dome.samples.tracing.trace import Call, Trace
+from dome.samples.tracing.origins import Call, Place
+from dome.samples.tracing.trace import Trace
 from dome.torch_private import fused
 
 
 def lstm(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
-    """``torch.lstm`` of padded input."""
+    """``torch.lstm``."""
+    if is_packed(args):
+        return _packed(trace, call, lstm_step, args, tuple(args[2]))
     return _layers(trace, call, lstm_step, args, tuple(args[1]))
 
 
 def gru(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
-    """``torch.gru`` of padded input."""
+    """``torch.gru``."""
+    if is_packed(args):
+        return _packed(trace, call, gru_step, args, (args[2],))
     return _layers(trace, call, gru_step, args, (args[1],))
 
 
 def rnn(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
-    """``torch.rnn_tanh`` and ``torch.rnn_relu`` of padded input."""
+    """``torch.rnn_tanh`` and ``torch.rnn_relu``."""
     step = relu_step if call.func == fused.rnn_relu else tanh_step
+    if is_packed(args):
+        return _packed(trace, call, step, args, (args[2],))
     return _layers(trace, call, step, args, (args[1],))
 
 
@@ -50,39 +60,138 @@ def _layers(
     trace: Trace, call: Call, step: Step, args: Sequence[Value], state: State
 ) -> tuple[Tensor, ...]:
     """Stacked, possibly bidirectional layers: (output, final states ...)."""
-    if not isinstance(args[3], bool):
-        raise trace.lost("a packed sequence holds them", *call.derived)
     x, _, weights, biases, layers, dropout, training, both_ways, batch_first = args
-    axis, batch_dim = trace.axis(x), 0 if batch_first else 1
-    if axis is None or axis.dim != batch_dim:
+    place, batch_dim = trace.place(x), 0 if batch_first else 1
+    if not _lies_along(place, batch_dim):
         problem = (
             f"a recurrent layer with batch_first={batch_first} of {tuple(x.shape)}, "
             f"not batched along dimension {batch_dim}"
         )
         raise trace.lost(problem, *call.derived)
-    x, axis = (x.transpose(0, 1) if batch_first else x), axis.moved(1)
-    ways = 2 if both_ways else 1
-    each = len(weights) // (layers * ways)
-    finals: list[State] = []
-    for layer in range(layers):
-        outputs = []
-        for way in range(ways):
-            i = layer * ways + way
-            own = _Weights.of(weights[i * each : (i + 1) * each], biases)
-            start = tuple(s[i] for s in state)
-            out, final = _run(trace, step, axis, x, start, own, backwards=way == 1)
-            outputs.append(out)
-            finals.append(final)
-        x = torch.cat(outputs, -1) if both_ways else outputs[0]
-        if dropout and training and layer < layers - 1:
-            x = torch.dropout(x, dropout, True)
-    last = [torch.stack(states) for states in zip(*finals, strict=True)]
+    x = x.transpose(0, 1) if batch_first else x
+    stack = _Stack(layers, dropout if training else 0.0, both_ways, biases)
+    x, last = stack.run(trace, step, _columns(place), x, state, weights)
     results = [x.transpose(0, 1) if batch_first else x, *last]
     results = _as_autocast(call, results, args, state)
     for t in results:
-        trace.mark_axis(t, axis)
-    trace.mark_axis(results[0], axis.moved(batch_dim))
+        trace.mark_axis(t, _columns(place))
+    trace.mark_axis(results[0], place)
     return tuple(results)
+
+
+def _lies_along(place: Place | None, dim: int) -> TypeGuard[Place]:
+    if isinstance(place, Labels):
+        return all(d == dim for d in place.dims)
+    return place is not None and place.dim == dim
+
+
+def _columns(place: Place) -> Place:
+    """The same samples along dimension 1 of (T, N, H)."""
+    if isinstance(place, Labels):
+        return Labels(place.ids.reshape(1, -1, 1), place.batch)
+    return place.moved(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """Stacked, possibly bidirectional layers.
+
+    Attributes:
+        layers: How many.
+        dropout: Share of the values dropped between layers, 0 in evaluation mode.
+        both_ways: Each layer runs forwards and backwards in time.
+        biases: The layers have biases.
+    """
+
+    layers: int
+    dropout: float
+    both_ways: bool
+    biases: bool
+
+    def run(
+        self,
+        trace: Trace,
+        step: Step,
+        place: Place,
+        x: Tensor,
+        state: State,
+        weights: Sequence[Tensor],
+        packed: "_Lengths | None" = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Outputs (T, N, H) and final states of x (T, N, in)."""
+        # A state that was learned, or computed of weights alone, is each sample's own.
+        state = tuple(aligned(trace, s, x, place) for s in state)
+        ways = 2 if self.both_ways else 1
+        each = len(weights) // (self.layers * ways)
+        active = None if packed is None else packed.active(x)
+        finals: list[State] = []
+        for layer in range(self.layers):
+            outputs = []
+            for way in range(ways):
+                i = layer * ways + way
+                own = _Weights.of(weights[i * each : (i + 1) * each], self.biases)
+                start = tuple(s[i] for s in state)
+                out, final = _run(
+                    trace, step, place, x, start, own, backwards=way == 1, active=active
+                )
+                outputs.append(out)
+                finals.append(final)
+            x = torch.cat(outputs, -1) if self.both_ways else outputs[0]
+            if self.dropout and layer < self.layers - 1:
+                # Packed, so that it draws what the fused kernel draws.
+                x = x if packed is None else packed.pack(x)
+                x = torch.dropout(x, self.dropout, True)
+                x = x if packed is None else packed.pad(x)
+        return x, [torch.stack(states) for states in zip(*finals, strict=True)]
+
+
+def is_packed(args: Sequence[Value]) -> bool:
+    """Whether a fused kernel is called with a packed sequence."""
+    return not isinstance(args[3], bool)
+
+
+def _packed(
+    trace: Trace, call: Call, step: Step, args: Sequence[Value], state: State
+) -> tuple[Tensor, ...]:
+    """Stacked layers over a packed sequence (N rows of all times, in)."""
+    data, sizes, _, weights, biases, layers, dropout, training, both_ways = args
+    place = settled(trace, trace.place(data), 1, *call.derived)
+    if not isinstance(place, Labels):
+        raise trace.lost("a packed sequence hides them", *call.derived)
+    num = int(sizes[0])  # on the CPU, as torch keeps it
+    columns = Labels(place.ids[:num].reshape(1, -1, 1), place.batch)
+    lengths = _Lengths(sizes)
+    stack = _Stack(layers, dropout if training else 0.0, both_ways, biases)
+    x = lengths.pad(data)
+    x, last = stack.run(trace, step, columns, x, state, weights, lengths)
+    out = lengths.pack(x)
+    trace.mark_axis(out, place)
+    for t in last:
+        trace.mark_axis(t, columns)
+    return out, *last
+
+
+@dataclass(frozen=True, slots=True)
+class _Lengths:
+    """Lengths of packed sequences: how many still run at each time, (T,)."""
+
+    sizes: Tensor
+
+    def pad(self, data: Tensor) -> Tensor:
+        """Rows of a packed sequence as (T, N, in), zeros behind the shorter ones."""
+        return fused._pad_packed_sequence(
+            data, self.sizes, False, 0.0, len(self.sizes)
+        )[0]
+
+    def pack(self, x: Tensor) -> Tensor:
+        """The rows of (T, N, in) that are not padding."""
+        lengths = (self.sizes[:, None] > torch.arange(x.shape[1])).sum(0)
+        return fused._pack_padded_sequence(x, lengths, False)[0]
+
+    def active(self, x: Tensor) -> Tensor:
+        """Which sequences of x (T, N, in) still run at each time, (T, N, 1)."""
+        running = torch.arange(x.shape[1]) < self.sizes[:, None]
+        return running.to(x.device, non_blocking=True)[..., None]
 
 
 def _as_autocast(
@@ -120,11 +229,13 @@ class _Weights:
 def _run(
     trace: Trace,
     step: Step,
-    axis: Axis,
+    axis: Place,
     x: Tensor,
     state: State,
     weights: _Weights,
+    *,
     backwards: bool,
+    active: Tensor | None,
 ) -> tuple[Tensor, State]:
     """One direction of one layer over x (T, N, in): outputs (T, N, H), final state."""
     projected = linear_along(trace, axis, x, weights.w_ih, weights.b_ih)
@@ -139,7 +250,12 @@ def _run(
     inputs = projected.unbind(0)
     for t in reversed(times) if backwards else times:
         h, *cell = step(inputs[t], hidden(state[0], t), state)
-        state = (h if shrink is None else shrink(h, t), *cell)
+        new = (h if shrink is None else shrink(h, t), *cell)
+        if active is not None:
+            # A sequence that has not begun, or is over, keeps its state.
+            pairs = zip(new, state, strict=True)
+            new = tuple(torch.where(active[t], a, b) for a, b in pairs)
+        state = new
         outputs.append(state[0])
     out = torch.stack(outputs[::-1] if backwards else outputs)
     trace.mark_axis(out, axis)
@@ -159,7 +275,7 @@ class _Repeated:
 
     @classmethod
     def on(
-        cls, trace: Trace, axis: Axis, x: Tensor, weight: Tensor, bias: Tensor | None
+        cls, trace: Trace, axis: Place, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> "_Repeated":
         """For the time steps and samples of x (T, N, in)."""
         seen = _Seen(Site(axis, trace.sink(weight), trace.sink(bias)))

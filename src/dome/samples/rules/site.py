@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dome.samples.store.sink import Sink
-from dome.samples.tracing.axis import Axis
+from dome.samples.tracing.origins import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Site:
         transposed: The weight is (in, out), not (out, in).
     """
 
-    axis: Axis
+    axis: Place
     weight: Sink | None
     bias: Sink | None
     transposed: bool = False

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dome.samples.sources.mode import CaptureMode
 from dome.samples.store.wanted import Taker, Wanted
+from dome.samples.tracing.graphs import graphs_in
 from dome.samples.tracing.nested import Value, unpacked
 
 
@@ -36,8 +37,11 @@ class Capture:
         self._mode = CaptureMode(model)
         self._takers: list[Taker] = []
         self._wanted: Wanted | None = None
+        self._allowing: set[int] = set()
+        self._strict: set[int] = set()
         self._num_pauses = 0
         self._depth = 0
+        self._watching = False
         self._stack = ExitStack()
         self._handles: tuple[RemovableHandle, ...] = ()
 
@@ -46,8 +50,18 @@ class Capture:
         """Whether anybody takes samples."""
         return bool(self._takers)
 
-    def subscribe(self, taker: Taker) -> None:
-        """Feed a taker from the next forward pass on."""
+    def subscribe(
+        self, taker: Taker, *, allow_mixing: bool = False, strict: bool = False
+    ) -> None:
+        """Feed a taker from the next forward pass on.
+
+        Args:
+            taker: Who wants samples.
+            allow_mixing: Parameters may meet mixed samples, if all takers say so.
+            strict: No samples may be mixed at all, if one taker says so.
+        """
+        self._allowing |= {id(taker)} if allow_mixing else set()
+        self._strict |= {id(taker)} if strict else set()
         model = self._model()
         if model is not None and not self._handles:
             self._handles = (
@@ -59,6 +73,8 @@ class Capture:
     def unsubscribe(self, taker: Taker) -> None:
         """Feed a taker no more; the hooks go with the last one."""
         self._takers = [other for other in self._takers if other is not taker]
+        self._allowing.discard(id(taker))
+        self._strict.discard(id(taker))
         if not self._takers:
             for handle in self._handles:
                 handle.remove()
@@ -89,7 +105,11 @@ class Capture:
         # A copied or pickled model takes its hooks along; there they must do nothing.
         return _inert, ()
 
-    def _enter(self, _: nn.Module, args: Value, kwargs: Value) -> None:
+    def answer(self) -> None:
+        """Raise what was in doubt when parameters met samples, if it is so."""
+        self._mode.trace.questions.answer()
+
+    def _enter(self, model: nn.Module, args: Value, kwargs: Value) -> None:
         # A model that calls itself is watched from the outermost call on.
         self._depth += 1
         if self._depth > 1 or self._num_pauses or not torch.is_grad_enabled():
@@ -97,19 +117,33 @@ class Capture:
         wanted = self._wanted_now()
         if wanted is None:
             return
-        inputs = unpacked((args, kwargs))
-        num_samples = self._mode.num_samples(inputs, self.batch_dim)
+        inputs, graphs = unpacked((args, kwargs)), graphs_in(model, args, kwargs)
+        if graphs is not None:
+            num_samples = graphs.num_graphs
+        else:
+            num_samples = self._mode.num_samples(inputs, self.batch_dim)
         for taker in wanted.takers:
             taker.begin(num_samples)
-        if num_samples:
+        if not num_samples:
+            return
+        self._mode.allow_mixing = all(id(t) in self._allowing for t in wanted.takers)
+        self._mode.trace.strict = any(id(t) in self._strict for t in wanted.takers)
+        if graphs is not None:
+            self._mode.begin_graphs(graphs, wanted)
+        else:
             self._mode.begin(inputs, self.batch_dim, wanted)
-            self._stack.callback(self._mode.end)
-            self._stack.enter_context(self._mode)
+        self._stack.callback(self._mode.end)
+        self._stack.enter_context(self._mode)
+        self._watching = True
 
-    def _leave(self, *_: object) -> None:
+    def _leave(
+        self, _: object = None, __: object = None, output: object = None
+    ) -> None:
         self._depth = max(self._depth - 1, 0)
-        if self._depth == 0:
-            self._stack.close()
+        if self._depth == 0 and self._watching:
+            self._watching = False
+            with self._stack:
+                self._mode.check(output)
 
     def _wanted_now(self) -> Wanted | None:
         """What those who are active want, the same object as long as they are."""

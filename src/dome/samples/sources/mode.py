@@ -6,12 +6,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dome.samples.rules import ALWAYS, PASSIVE, QUESTIONS, rule_for
+from dome.samples.rules import ALWAYS, LIKE, PASSIVE, QUESTIONS, rule_for
 from dome.samples.store.wanted import Wanted
+from dome.samples.tracing.admission import admit, check_order
 from dome.samples.tracing.axis import Axis
+from dome.samples.tracing.graphs import Graphs
+from dome.samples.tracing.labels import Labels
 from dome.samples.tracing.nested import Value, tensors
+from dome.samples.tracing.origins import Call, Place
 from dome.samples.tracing.refuse import is_checkpointed, recomputed
-from dome.samples.tracing.trace import Call, Trace, writes
+from dome.samples.tracing.strict import refuse_mix, refuse_order
+from dome.samples.tracing.trace import Trace, writes
 
 
 class CaptureMode(TorchFunctionMode):
@@ -27,6 +32,7 @@ class CaptureMode(TorchFunctionMode):
         self._has_bags = bool(bags)
         self._last_offset_included = bool(bags) and bags[0].include_last_offset
         self.trace = Trace(model, resume=lambda: self)
+        self.allow_mixing = False
 
     def num_samples(self, inputs: object, batch_dim: int) -> int:
         """How many samples lie in the tensors somewhere inside ``inputs``."""
@@ -48,9 +54,25 @@ class CaptureMode(TorchFunctionMode):
         offsets = self._offsets(found)
         self.trace.begin(batch, wanted)
         for t in found:
-            axis = _input_axis(t, batch, batch_dim)
-            if axis is not None or t is offsets:
-                self.trace.mark_axis(t, axis)
+            place: Place | None = _input_axis(t, batch, batch_dim)
+            if offsets is not None and t.ndim == 1 and len(t) == len(found[0]):
+                place = _bags_of(t, offsets, batch)
+            if place is not None:
+                self.trace.mark_axis(t, place)
+
+    def begin_graphs(self, graphs: Graphs, wanted: Wanted) -> None:
+        """Start a forward pass of several graphs, each of which is a sample."""
+        self.trace.begin(graphs.num_graphs, wanted)
+        self.trace.spaces = graphs.spaces
+        for t, place in graphs.places():
+            self.trace.mark_axis(t, place)
+
+    def check(self, output: object) -> None:
+        """Look at what the model returns."""
+        if self.trace.strict:
+            refuse_order(self.trace, output)
+        if not self.allow_mixing:
+            check_order(self.trace, output)
 
     def end(self) -> None:
         """Forget the tensors of the forward pass."""
@@ -66,7 +88,8 @@ class CaptureMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in QUESTIONS:
             return func(*args, **kwargs)
-        batched, derived = self.trace.sort(args, kwargs)
+        sorted_by = (args[:1], {}) if func in LIKE else (args, kwargs)
+        batched, derived = self.trace.sort(*sorted_by)
         if not batched and not derived:
             return func(*args, **kwargs)
         call = Call(func, args, kwargs, batched, derived, writes(func))
@@ -74,10 +97,15 @@ class CaptureMode(TorchFunctionMode):
         if meets or func in ALWAYS:
             if is_checkpointed():
                 raise RuntimeError(recomputed(self.trace.name(*derived)))
+            if meets and not self.allow_mixing:
+                admit(self.trace, call)
             out = rule_for(func)(self.trace, call, *args, **kwargs)
         else:
             out = func(*args, **kwargs)
-        self.trace.note(call, args[0] if call.in_place and args else out)
+        result = args[0] if call.in_place and args else out
+        self.trace.note(call, result)
+        if self.trace.strict:
+            refuse_mix(self.trace, call, result)
         return out
 
     def _offsets(self, inputs: list[Tensor]) -> Tensor | None:
@@ -86,6 +114,12 @@ class CaptureMode(TorchFunctionMode):
             return None
         pair = [t for t in inputs[:2] if t.ndim == 1 and not t.is_floating_point()]
         return pair[1] if len(pair) == 2 else None
+
+
+def _bags_of(flat: Tensor, offsets: Tensor, batch: int) -> Labels:
+    """The bag of every entry of a flat tensor, by the offsets where bags start."""
+    places = torch.arange(len(flat), device=flat.device)
+    return Labels(torch.searchsorted(offsets[:batch], places, right=True) - 1, batch)
 
 
 def _input_axis(t: Tensor, batch: int, batch_dim: int) -> Axis | None:

@@ -29,6 +29,11 @@ class PerSample:
         layout: The tracked parameters.
         batch_dim: The dimension of the model's input that enumerates the samples;
             the first, if not given.
+        allow_mixing: Let tracked parameters meet samples that were mixed: their rows
+            then hold parts of other samples' terms of the loss. All sources of a model
+            must agree to it.
+        strict: Refuse every mix that the model computes, also one that is part of the
+            loss, as differential privacy must.
         ignore_penalty: Let the loss have terms that are no sample's and that cannot
             be recognised, as an L2 or L1 penalty on the weights is.
     """
@@ -39,12 +44,14 @@ class PerSample:
         layout: Layout,
         *,
         batch_dim: int | None = None,
+        allow_mixing: bool = False,
+        strict: bool = False,
         ignore_penalty: bool = False,
     ) -> None:
         check_capturable(model)
         self.rows = Rows(layout, ignore_penalty=ignore_penalty)
         self._capture = capture_of(model, batch_dim)
-        self._capture.subscribe(self.rows)
+        self._capture.subscribe(self.rows, allow_mixing=allow_mixing, strict=strict)
 
     def arm(self, active: bool) -> None:
         """Choose whether forward passes from now on are captured."""
@@ -77,6 +84,7 @@ class PerSample:
                 "itself, put the step into `with grad_filter.watch(inputs):`, or use "
                 'samples="microbatch"'
             )
+        self._capture.answer()
         return self.rows.take()
 
     def discard(self) -> None:

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import torch
 from torch import Tensor
+
+from dome.samples.tracing.labels import Labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,31 @@ class Axis:
     dim: int
     batch: int
     inner: int = 1
+
+    @property
+    def last(self) -> int:
+        """The last dimension along which the sample changes."""
+        return self.dim
+
+    @property
+    def rows_only(self) -> bool:
+        """Whether samples change along the first dimension alone."""
+        return self.dim == 0
+
+    def is_whole(self, rows: Tensor) -> bool:
+        """Whether row b is sample b."""
+        return len(rows) == self.batch
+
+    def deeper(self) -> "Axis":
+        """The same samples with one dimension more at the end."""
+        return self
+
+    def labels(self, x: Tensor) -> Labels:
+        """The same samples of x, by number."""
+        steps = torch.arange(x.shape[self.dim], device=x.device)
+        ids = steps.div(self.inner, rounding_mode="floor") % self.batch
+        after = x.ndim - self.dim - 1
+        return Labels(ids.view(*(1,) * self.dim, -1, *(1,) * after), self.batch)
 
     def moved(self, dim: int) -> "Axis":
         """The same samples along another dimension."""

@@ -5,58 +5,27 @@ taken for the batch. For the rest, an axis that stays in place is recognised by 
 size; what is still ambiguous is tried on shapes alone, with one sample more.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from string import ascii_uppercase
 
 import torch
 from torch import Tensor
 
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.nested import Value
+from dome.samples.tracing.step import Step, operations
 from dome.torch_private import tree_map_only
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """An operation that ran.
-
-    Attributes:
-        func: The operation.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-        x: The first argument that holds samples.
-        axis: Where in x.
-        out: A result.
-        axes: Looks up where any tensor holds samples.
-    """
-
-    func: Callable[..., Value]
-    args: tuple[Value, ...]
-    kwargs: dict[str, Value]
-    x: Tensor
-    axis: Axis
-    out: Tensor
-    axes: Callable[[Tensor], Axis | None]
-
-    def argument(self, place: int, *names: str) -> Value:
-        """An argument by position or by one of its names, None if it was not given."""
-        if len(self.args) > place:
-            return self.args[place]
-        return next((self.kwargs[name] for name in names if name in self.kwargs), None)
-
-
-def follow(step: Step) -> Axis | None:
+def regular(step: Step) -> Axis | None:
     """Axis of the result of an operation, None if the samples are lost sight of."""
     axis = _MOVES.get(step.func, _kept)(step)
     return axis if axis is not None and axis.fits(step.out.shape) else None
 
 
-def operations(*names: str) -> Iterator[Callable[..., Value]]:
-    """Every torch function and tensor method of these names."""
-    for name in names:
-        for owner in (torch, torch.Tensor, torch.nn.functional, torch.special):
-            if hasattr(owner, name):
-                yield getattr(owner, name)
+def is_movement(func: Callable[..., Value]) -> bool:
+    """Whether an operation has an exact rule of its own."""
+    return func in _MOVES
 
 
 BROADCASTING = frozenset(
@@ -114,12 +83,83 @@ def _permuted(step: Step) -> Axis | None:
     return step.axis.moved(shape.index(step.axis.dim + 2))
 
 
+def _strided(step: Step) -> Axis | None:
+    """``as_strided`` that stays inside each sample, as overlapping windows do."""
+    axis, x, out = step.axis, step.x, step.out
+    size, stride = x.shape[axis.dim], x.stride(axis.dim)
+    if not _in_blocks(x, axis.dim, 0):
+        return None
+    offset = int(out.storage_offset()) - int(x.storage_offset())
+    for dim, own in enumerate(zip(out.shape, out.stride(), strict=True)):
+        if own == (size, stride) and _in_blocks(out, dim, offset):
+            return axis.moved(dim)
+    return None
+
+
+def _in_blocks(x: Tensor, dim: int, offset: int) -> bool:
+    """Whether the memory of x tells the index along one dimension of every entry.
+
+    Other dimensions step over whole blocks of that one, or stay inside one entry of it.
+    """
+    stride = x.stride(dim)
+    block = stride * x.shape[dim]
+    inside = offset % block
+    for d, (n, s) in enumerate(zip(x.shape, x.stride(), strict=True)):
+        if d != dim and s % block:
+            inside += (n - 1) * s
+    return inside < stride
+
+
 def _from_the_right(step: Step) -> Axis | None:
     return step.axis.moved(step.out.ndim - step.x.ndim + step.axis.dim)
 
 
 def _from_the_left(step: Step) -> Axis | None:
     return step.axis
+
+
+def _contracted(step: Step) -> Axis | None:
+    """``einsum``: the letter of the samples must be one, and stay."""
+    words = einsum_words(step.args)
+    if words is None:
+        return _probed(step)
+    *inputs, output = words
+    pairs = zip(inputs, einsum_operands(step.args), strict=True)
+    letters = {word[a.dim] for word, t in pairs if (a := step.axes(t)) is not None}
+    if len(letters) != 1 or not letters <= set(output):
+        return None
+    return step.axis.moved(output.index(letters.pop()))
+
+
+def einsum_words(args: tuple[Value, ...]) -> list[str] | None:
+    """The letters of every operand and of the result; None if they are not spelt."""
+    equation = args[0]
+    if not isinstance(equation, str) or "->" not in equation:
+        return None
+    inputs, output = equation.replace(" ", "").split("->")
+    words = inputs.split(",")
+    if "." in equation:
+        # An ellipsis stands for letters of its own, lined up from the right.
+        spare = "".join(c for c in ascii_uppercase if c not in equation)
+        operands = einsum_operands(args)
+        most = max(
+            (
+                t.ndim - len(w) + 3
+                for w, t in zip(words, operands, strict=True)
+                if "." in w
+            )
+        )
+        words = [
+            w.replace("...", spare[most - (t.ndim - len(w) + 3) : most])
+            for w, t in zip(words, operands, strict=True)
+        ]
+        output = output.replace("...", spare[:most])
+    return [*words, output]
+
+
+def einsum_operands(args: tuple[Value, ...]) -> Sequence[Tensor]:
+    """The operands, given one by one or in a list."""
+    return args[1:] if isinstance(args[1], Tensor) else args[1]
 
 
 def _interleaved(step: Step) -> Axis | None:
@@ -156,6 +196,13 @@ def _lost(_: Step) -> Axis | None:
     return None
 
 
+def _sized(step: Step) -> Axis | None:
+    """A tensor of a size that was asked for: one to fill, if as long as the batch."""
+    same = step.axis.dim < step.out.ndim
+    size = step.x.shape[step.axis.dim]
+    return step.axis if same and step.out.shape[step.axis.dim] == size else None
+
+
 def indexed_axis(x: Tensor, index: Value, axis: Axis) -> Axis | None:
     """Axis of ``x[index]`` for integers, slices, None, ... and one tensor elsewhere."""
     index = index if isinstance(index, tuple) else (index,)
@@ -164,7 +211,7 @@ def indexed_axis(x: Tensor, index: Value, axis: Axis) -> Axis | None:
     for i in index:
         width = x.ndim - consumed if i is Ellipsis else _width(i)
         if dim <= axis.dim < dim + width:
-            untouched = i is Ellipsis or (isinstance(i, slice) and i == slice(None))
+            untouched = i is Ellipsis or _is_whole(i, x.shape[axis.dim])
             return axis.moved(place + axis.dim - dim) if untouched else None
         dim += width
         place += width if i is Ellipsis else _places(i)
@@ -183,6 +230,13 @@ def assigned_axis(
             if found is not None and found.dim == place:
                 return held
     return None
+
+
+def _is_whole(i: Value, size: int) -> bool:
+    """Whether an index is a slice that leaves a dimension of this size as it is."""
+    if not isinstance(i, slice) or isinstance(i.start, Tensor):
+        return False
+    return not isinstance(i.stop, Tensor) and i.indices(size) == (0, size, 1)
 
 
 def _width(i: Value) -> int:
@@ -214,11 +268,18 @@ _MOVES: dict[Callable[..., Value], Callable[[Step], Axis | None]] = {
     **dict.fromkeys(operations("movedim", "moveaxis"), _permuted),
     **dict.fromkeys(operations("swapaxes", "swapdims"), _permuted),
     **{getattr(torch.Tensor, n).__get__: _permuted for n in ("T", "mT", "H", "mH")},
-    **dict.fromkeys(operations("einsum", "tensordot", "matmul", "__matmul__"), _probed),
+    **dict.fromkeys(operations("tensordot", "matmul", "__matmul__"), _probed),
+    torch.einsum: _contracted,
     **dict.fromkeys(operations("flip", "roll", "sort", "argsort", "msort"), _reordered),
     **dict.fromkeys(operations("index_select", "flipud"), _reordered),
     # Their result is their argument, whose old shape is gone when it is asked for.
     **dict.fromkeys(operations("squeeze_", "unsqueeze_", "t_", "transpose_"), _lost),
+    **dict.fromkeys(operations("as_strided"), _strided),
+    # Coordinates and counts: how many there are is no matter of samples.
+    **dict.fromkeys(operations("nonzero", "argwhere", "unique", "bincount"), _lost),
+    **dict.fromkeys(operations("histc", "searchsorted", "unique_consecutive"), _lost),
+    **dict.fromkeys(operations("new_zeros", "new_ones", "new_empty"), _sized),
+    **dict.fromkeys(operations("new_full"), _sized),
     torch.Tensor.__getitem__: _indexed,
     torch.Tensor.__setitem__: _assigned,
 }

@@ -1,59 +1,24 @@
 """What the capture knows about the tensors of a forward pass.
 
-A tensor that depends on the model's input is *batched* and has an axis of samples. One
-that depends on tracked parameters but on no input is a *derived* weight. Everything
-else is a constant. Tensors are remembered weakly, by identity.
+Tensors are remembered weakly, by identity; ``origins`` says what is known of each.
 """
 
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cache
 
 from torch import Tensor, nn
 
 from dome.samples.store.sink import Sink
 from dome.samples.store.wanted import Pass, Wanted
+from dome.samples.tracing.ancestry import ancestors
 from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.engine import holds_captures
-from dome.samples.tracing.flow import Step, follow, operations
+from dome.samples.tracing.following import follow
 from dome.samples.tracing.nested import Value, tensors
-
-
-@dataclass(frozen=True, slots=True)
-class Batched:
-    """Depends on the model's input; the axis is None where sight of it was lost."""
-
-    axis: Axis | None
-
-
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """Computed from tracked parameters alone.
-
-    Attributes:
-        sources: The parameters.
-        copied: What it is made of copies of, if it was expanded or repeated.
-    """
-
-    sources: tuple[nn.Parameter, ...]
-    copied: Tensor | None = None
-
-
-Origin = Batched | Derived
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An operation on its way to torch, with the tensors among its arguments sorted."""
-
-    func: Callable[..., Value]
-    args: tuple[Value, ...]
-    kwargs: dict[str, Value]
-    batched: list[Tensor]
-    derived: list[Tensor]
-    in_place: bool
+from dome.samples.tracing.origins import Batched, Call, Derived, Origin, Place
+from dome.samples.tracing.questions import Questions
+from dome.samples.tracing.step import Step, operations
 
 
 @cache
@@ -83,11 +48,19 @@ class Trace:
     ) -> None:
         self._model = weakref.ref(model)
         self.resume = resume
+        # Whether integers that mixed samples, such as an order found by sorting them,
+        # count as well.
+        self.strict = False
+        self.questions = Questions()
         self.batch = 0
+        # The first weights that met samples by number, to name them later.
+        self.by_number: tuple[Tensor, ...] = ()
+        self.spaces: dict[int, Tensor] = {}
         self._pass: Pass | None = None
         self._wanted: Wanted | None = None
+        self._tracked: dict[int, nn.Parameter] = {}
         self._parameters: dict[int, Derived] = {}
-        self._known: dict[int, tuple[weakref.ref[Tensor], Origin]] = {}
+        self._known: dict[int, tuple[weakref.ref[Tensor], Origin | None]] = {}
 
     def begin(self, batch: int, wanted: Wanted) -> None:
         """Start a forward pass of so many samples, for those who want them."""
@@ -95,12 +68,19 @@ class Trace:
         self._pass = Pass(batch, wanted)
         if wanted is not self._wanted:
             self._wanted = wanted
+            self._tracked = {id(p): p for p in wanted.parameters}
             self._parameters = {id(p): Derived((p,)) for p in wanted.parameters}
 
     def end(self) -> None:
         """Forget the tensors that a forward pass did not leave behind."""
-        # One that it did leave (a carried hidden state) stays batched.
-        self._known = {k: v for k, v in self._known.items() if v[0]() is not None}
+        # One that it did leave (a carried hidden state) stays batched; statistics of
+        # the batch that it left in a buffer are constants of the next pass.
+        self._known = {
+            key: (ref, origin)
+            for key, (ref, origin) in self._known.items()
+            if (t := ref()) is not None and (_has_place(origin) or t.requires_grad)
+        }
+        self.spaces, self.by_number = {}, ()
 
     def origin(self, t: Tensor) -> Origin | None:
         """Where a tensor comes from, None for a constant."""
@@ -112,26 +92,31 @@ class Trace:
         parameter = self._parameters.get(id(t))
         if parameter is None and t.grad_fn is not None:
             # Made outside the pass: of weights alone, as a cached parametrization is,
-            # or of the samples of another pass.
-            mixed = holds_captures(t.grad_fn)
-            return Batched(None) if mixed else Derived(self._all())
+            # or of the samples of another pass; or of parameters that nobody tracks.
+            sources = ancestors(t.grad_fn, self._tracked)
+            other = Batched(None, hidden="another forward pass")
+            outside = other if sources is None else Derived(sources)
+            self.mark(t, outside if sources != () else None)
+            return outside if sources != () else None
         return parameter
 
-    def _all(self) -> tuple[nn.Parameter, ...]:
-        return () if self._wanted is None else self._wanted.parameters
-
-    def mark(self, t: Tensor, origin: Origin) -> None:
-        """Remember where a tensor comes from."""
+    def mark(self, t: Tensor, origin: Origin | None) -> None:
+        """Remember where a tensor comes from, None for a constant."""
         self._known[id(t)] = (weakref.ref(t), origin)
 
-    def mark_axis(self, t: Tensor, axis: Axis | None) -> None:
+    def mark_axis(self, t: Tensor, place: Place | None) -> None:
         """Remember where a tensor holds its samples."""
-        self.mark(t, Batched(axis))
+        self.mark(t, Batched(place))
 
     def axis(self, t: Tensor) -> Axis | None:
+        """Where a tensor holds samples, None if not in a regular layout."""
+        place = self.place(t)
+        return place if isinstance(place, Axis) else None
+
+    def place(self, t: Tensor) -> Place | None:
         """Where a tensor holds samples, None if it does not or nobody knows."""
         origin = self.origin(t)
-        return origin.axis if isinstance(origin, Batched) else None
+        return origin.place if isinstance(origin, Batched) else None
 
     def sink(self, t: Tensor | None) -> Sink | None:
         """Where the per-sample gradient of a weight goes, None if it is not tracked."""
@@ -167,24 +152,45 @@ class Trace:
             'samples="microbatch"'
         )
 
-    def leading(self, batched: list[Tensor]) -> list[tuple[Tensor, Axis]]:
-        """The tensors whose axis is known, the most trustworthy first.
+    def mixes(self, how: str, *weights: Tensor | None) -> RuntimeError:
+        """The error for a parameter that meets samples after they were mixed."""
+        return RuntimeError(
+            f"parameter {self.name(*weights)!r} meets samples that were mixed by {how}:"
+            " its row would hold parts of other samples. Mix after the last tracked "
+            "parameter, leave this one out (parameters=...), pass allow_mixing=True if "
+            'rows may hold such parts, or use samples="microbatch"'
+        )
+
+    def met_by_number(self, *weights: Tensor) -> None:
+        """Remember that a weight met samples that are not in a regular layout."""
+        self.by_number = self.by_number or weights
+
+    def leading(self, batched: list[Tensor]) -> list[tuple[Tensor, Place]]:
+        """The tensors whose place is known, the most trustworthy first.
 
         A mask passed to the model may be square by chance and taken for samples; what
         has a gradient and more entries is not a mask.
         """
-        known = [(t, axis) for t in batched if (axis := self.axis(t)) is not None]
+        known = [(t, place) for t in batched if (place := self.place(t)) is not None]
         if len(known) > 1:
             known.sort(key=lambda pair: (pair[0].requires_grad, pair[0].numel()))
         return known[::-1]
 
-    def note(self, call: "Call", out: Value) -> None:
+    def note(self, call: Call, out: Value) -> None:
         """Remember what the results of an operation that ran depend on."""
         if call.batched:
             known = self.leading(call.batched)
-            for t in tensors(out):
+            before = self._inherited(call.batched)
+            for number, t in enumerate(tensors(out)):
                 if call.in_place or not self._is_known(t):
-                    self.mark_axis(t, self._followed(call, known, t))
+                    step = Step(
+                        *(call.func, call.args, call.kwargs, known, out, t, number),
+                        *(self.origin, self.spaces),
+                    )
+                    found = follow(step)
+                    if found is not None and before is not None:
+                        found = found.joined(before)
+                    self.mark(t, None if found is None else self._counted(found, t))
                 if call.in_place and t._base is not None:
                     self._note_base(t._base)
         elif call.derived:
@@ -193,6 +199,21 @@ class Trace:
             for t in tensors(out):
                 if t.requires_grad and id(t) not in self._parameters:
                     self.mark(t, origin)
+
+    def _inherited(self, batched: list[Tensor]) -> Batched | None:
+        """What is wrong with the samples of the arguments, None without anything."""
+        found = None
+        for t in batched:
+            origin = self.origin(t)
+            if isinstance(origin, Batched):
+                found = origin if found is None else found.joined(origin)
+        return found
+
+    def _counted(self, origin: Batched, t: Tensor) -> Batched:
+        """An origin without the mixing that cannot reach a gradient: of integers."""
+        if self.strict or t.is_floating_point() or t.is_complex():
+            return origin
+        return Batched(origin.place if origin.mixed is None else None)
 
     def _note_base(self, base: Tensor) -> None:
         """A view of this tensor was written to, as in ``out[:, t].copy_(h)``."""
@@ -220,7 +241,9 @@ class Trace:
     ) -> None:
         origin = self.origin(t)
         if isinstance(origin, Batched):
-            batched.append(t)
+            # Integers of no known place are coordinates and counts: constants.
+            if origin.place is not None or self.strict or t.is_floating_point():
+                batched.append(t)
         elif origin is not None:
             derived.append(t)
 
@@ -232,14 +255,11 @@ class Trace:
         found = self._known.get(id(t))
         return found is not None and found[0]() is t
 
-    def _followed(
-        self, call: "Call", known: list[tuple[Tensor, Axis]], out: Tensor
-    ) -> Axis | None:
-        if not known:
-            return None
-        return follow(
-            Step(call.func, call.args, call.kwargs, *known[0], out, self.axis)
-        )
+
+def _has_place(origin: Origin | None) -> bool:
+    if not isinstance(origin, Batched):
+        return True
+    return origin.place is not None and origin.mixed is None
 
 
 _COPYING = frozenset(

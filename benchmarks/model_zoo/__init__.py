@@ -1,0 +1,1 @@
+"""Which models of other libraries are captured, and how exactly."""

@@ -1,0 +1,196 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from samples.loop import sum_loss
+from samples.models import Then
+from torch import nn
+from torch.testing import assert_close
+
+from dome.parameters import Layout
+from dome.samples import PerSample
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+B = 4
+ORDER = torch.tensor([2, 0, 3, 1])
+PLACES = torch.tensor([[1, 3, 0, 2], [0, 1, 2, 3], [3, 3, 1, 0], [2, 0, 0, 1]])
+
+
+def assigned(h):
+    out = h.clone()
+    out[ORDER] = h
+    return out
+
+
+# Every size is 4, so that no shape tells the samples from the rest.
+MIXES = {
+    "flip": lambda h: h.flip(0),
+    "roll": lambda h: h.roll(1, 0),
+    "joined in another order": lambda h: torch.cat([h[1:], h[:1]]),
+    "index_select": lambda h: h.index_select(0, ORDER),
+    "index": lambda h: h[ORDER],
+    "gather": lambda h: h.gather(0, PLACES),
+    "take_along_dim": lambda h: h.take_along_dim(PLACES, 0),
+    "scatter": lambda h: torch.zeros_like(h).scatter(0, PLACES, h),
+    "scatter_add": lambda h: h.scatter_add(0, PLACES, h),
+    "index_add": lambda h: h.index_add(0, ORDER, h),
+    "index_copy": lambda h: torch.zeros_like(h).index_copy(0, ORDER, h),
+    "index_put": lambda h: h.index_put((ORDER,), h),
+    "assignment": assigned,
+    "masked_scatter": lambda h: h.masked_scatter(PLACES > 1, h),
+    "sort": lambda h: h.sort(0).values,
+    "topk": lambda h: h.topk(4, 0).values,
+    "cumsum": lambda h: h.cumsum(0),
+    "centred": lambda h: h - h.mean(0),
+    "scaled by the batch": lambda h: h / h.std(),
+    "maximum": lambda h: h + h.max(0).values,
+    "softmax": lambda h: h.softmax(0),
+    "normalize": lambda h: F.normalize(h, dim=0),
+    "layer norm across": lambda h: F.layer_norm(h.T, (B,)).T,
+    "linear across": lambda h: F.linear(h.T, torch.eye(B)).T,
+    "einsum": lambda h: torch.einsum("bi,ci->b", h, h)[:, None] * h,
+    "attention": lambda h: (h @ h.T).softmax(-1) @ h,
+    "fused attention": lambda h: F.scaled_dot_product_attention(h, h, h),
+    "matrix from the left": lambda h: torch.ones(B, B) @ h,
+    "pairs": lambda h: (h[:, None] - h[None]).sum(1),
+    "distances": lambda h: torch.cdist(h, h),
+    "covariance": torch.cov,
+    "mixup": lambda h: 0.5 * h + 0.5 * h[ORDER],
+}
+
+
+def model_that(mix, place):
+    run = {
+        "between": lambda m, x: m.head(mix(m.layer(x))),
+        "before": lambda m, x: m.head(m.layer(mix(x))),
+        "behind": lambda m, x: mix(m.head(m.layer(x))),
+    }[place]
+    return Then(run, layer=nn.Linear(4, 4), head=nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
+def test_a_parameter_does_not_meet_mixed_samples(mix):
+    model = model_that(mix, "between")
+    source = PerSample(model, Layout(model))
+    with pytest.raises(RuntimeError, match=r"parameter 'head.weight'.*microbatch"):
+        model(torch.randn(B, 4))
+    assert torch._C._len_torch_function_stack() == 0
+    source.detach()
+
+
+@pytest.mark.parametrize("name", ["centred", "gather", "pairs", "softmax"])
+def test_mixed_inputs_count_as_well(name):
+    model = model_that(MIXES[name], "before")
+    source = PerSample(model, Layout(model))
+    with pytest.raises(RuntimeError, match=r"parameter 'layer.weight'.*allow_mixing"):
+        model(torch.randn(B, 4))
+    source.detach()
+
+
+def shares(model, mix, x):
+    """The gradient of the batch loss through each sample alone, the others fixed."""
+    rows = []
+    for b in range(len(x)):
+        h = model.head(model.layer(x))
+        own = torch.arange(len(x))[:, None] == b
+        loss = sum_loss(mix(torch.where(own, h, h.detach())))
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        rows.append(torch.cat([g.flatten() for g in grads]))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
+def test_a_mix_that_no_parameter_meets_is_part_of_the_loss(mix):
+    model, x = model_that(mix, "behind"), torch.randn(B, 4)
+    source = PerSample(model, Layout(model))
+    sum_loss(model(x)).backward()
+    rows = source.take()
+    source.detach()
+    assert_close(rows.sum(0), Layout(model).gather())
+    assert_close(rows, shares(model, mix, x))
+
+
+@pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
+def test_strict_refuses_a_mix_in_the_loss_too(mix):
+    model = model_that(mix, "behind")
+    source = PerSample(model, Layout(model), strict=True)
+    with pytest.raises(RuntimeError, match=r"mixes the samples of a batch by .*strict"):
+        model(torch.randn(B, 4))
+    source.detach()
+
+
+def mean_loss(m, x):
+    return 0.5 * F.mse_loss(m.layer(x), x.sin()) + m.layer(x).square().mean()
+
+
+@pytest.mark.parametrize(
+    "total",
+    [mean_loss, lambda m, x: m.layer(x).square().sum(1).mean() / 3],
+    ids=["two terms", "mean"],
+)
+def test_strict_lets_a_model_return_the_mean_of_its_losses(total):
+    model = Then(total, layer=nn.Linear(4, 4))
+    source = PerSample(model, Layout(model), strict=True)
+    model(torch.randn(B, 4)).backward()
+    assert_close(source.take().sum(0), Layout(model).gather())
+    source.detach()
+
+
+@pytest.mark.parametrize(
+    "total",
+    [
+        lambda h: h.norm(),
+        lambda h: h.logsumexp((0, 1)),
+        lambda h: h.sum().sqrt(),
+        lambda h: h.mean() * h.mean(),
+        lambda h: h.exp().sum().log(),
+    ],
+    ids=["norm", "logsumexp", "root", "square", "logarithm"],
+)
+def test_strict_refuses_totals_that_are_no_sum_of_losses(total):
+    model = Then(lambda m, x: total(m.layer(x).square()), layer=nn.Linear(4, 4))
+    source = PerSample(model, Layout(model), strict=True)
+    with pytest.raises(RuntimeError, match="mixes the samples of a batch by"):
+        model(torch.randn(B, 4))
+    source.detach()
+
+
+@pytest.mark.parametrize("name", ["centred", "softmax", "cumsum", "index_add"])
+def test_allow_mixing_captures_what_is_left_in_place(name):
+    model, x = model_that(MIXES[name], "between"), torch.randn(B, 4)
+    source = PerSample(model, Layout(model), allow_mixing=True)
+    sum_loss(model(x)).backward()
+    rows = source.take()
+    source.detach()
+    assert_close(rows.sum(0), Layout(model).gather())
+
+
+def test_one_sample_alone_is_never_mixed():
+    model = model_that(lambda h: h - h.mean(0) + h.softmax(0).cumsum(0), "between")
+    source = PerSample(model, Layout(model))
+    sum_loss(model(torch.randn(1, 4))).backward()
+    assert_close(source.take()[0], Layout(model).gather())
+    source.detach()
+
+
+def test_statistics_in_a_buffer_are_constants_of_the_next_pass():
+    class Running(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x):
+            h = self.layer(x)
+            out = self.head(h - self.mean)
+            with torch.no_grad():
+                self.mean.mul_(0.9).add_(h.mean(0), alpha=0.1)
+            return out
+
+    model = Running()
+    source = PerSample(model, Layout(model))
+    for _ in range(2):
+        model.zero_grad()
+        sum_loss(model(torch.randn(B, 4))).backward()
+        assert_close(source.take().sum(0), Layout(model).gather())
+    source.detach()
