@@ -19,9 +19,9 @@ def test_a_header_says_what_the_message_is():
     assert Header.from_bytes(header.to_bytes()) == header
 
 
-def test_the_size_counts_header_and_body():
-    assert message().num_bits == 8 * (HEADER_BYTES + 10 * 4)
-    assert HEADER_BYTES == 24
+def test_the_size_counts_header_body_and_sums():
+    assert message().num_bits == 8 * (HEADER_BYTES + (10 + 3) * 4)
+    assert HEADER_BYTES == 32
 
 
 def test_numbers_lie_aligned_behind_the_header():
@@ -44,24 +44,17 @@ def test_what_is_not_bytes_is_refused():
 
 
 def test_bytes_that_are_no_header_are_refused():
-    with pytest.raises(ValueError, match="its header cannot be read"):
+    with pytest.raises(ValueError, match=r"no message of a compressor.*0x7 instead of"):
         TopK(4.0).decode(Message(torch.full((100,), 7, dtype=torch.uint8)))
     damaged = message().payload
     damaged[1] = 0xF0
-    with pytest.raises(ValueError, match="its header cannot be read"):
+    with pytest.raises(ValueError, match="its header is not as it was written"):
         Message(damaged).header  # noqa: B018 (reading it is the test)
-
-
-def test_a_message_of_no_numbers_is_refused():
-    damaged = message().payload
-    damaged[8:16] = 0
-    with pytest.raises(ValueError, match="its header cannot be read"):
-        RandomK(4.0).decode(Message(damaged))
 
 
 def test_a_body_that_is_cut_within_a_number_is_not_summed():
     cut = Message(message().payload[:-1])
-    with pytest.raises(ValueError, match=r"39 bytes holds no torch.float32 numbers"):
+    with pytest.raises(ValueError, match=r"51 bytes holds no torch.float32 numbers"):
         sum_messages([cut])
 
 
