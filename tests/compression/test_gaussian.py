@@ -120,6 +120,15 @@ def test_a_generator_of_the_user_s_goes_on_with_a_state_that_has_none(rng):
     assert sketch.state_dict()["step"] == 3
 
 
+def test_a_sketch_that_was_used_goes_back_to_a_saved_state(rng):
+    g, sketch = torch.randn(50, generator=rng), GaussianSketch(5.0)
+    sketch(g)
+    saved = sketch.state_dict()
+    expected = sketch(g)
+    sketch.load_state_dict(saved)
+    assert torch.equal(sketch(g), expected)
+
+
 def test_a_state_from_before_steps_were_counted_loads():
     sketch = GaussianSketch(5.0)
     sketch.encode(torch.ones(50))

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dome.compression import Message, RandomK, TopK, sum_messages
+from dome.compression import HadamardSketch, Message, RandomK, TopK, sum_messages
 from dome.compression.message import HEADER_BYTES, Header
 
 
@@ -73,6 +73,16 @@ def test_a_sum_that_overflowed_is_refused():
     total = sum_messages([single, single])
     with pytest.raises(ValueError, match="a sum of messages overflowed"):
         sketch.decode(total)
+
+
+def test_what_is_too_large_to_be_recovered_is_refused():
+    g, sketch = torch.full((16,), 1e38), HadamardSketch(4.0)
+    message = HadamardSketch(4.0).encode(g)  # what is sent fits float32
+    with pytest.raises(ValueError, match=r"to be recovered does not fit torch.float32"):
+        sketch.decode(message)
+    with pytest.raises(ValueError, match=r"does not fit torch.float32: scale the grad"):
+        sketch(g)
+    assert sketch.state_dict()["step"] == 0
 
 
 def test_other_settings_are_refused_and_named():
