@@ -32,13 +32,12 @@ COMPRESSORS = {
     "randomk": lambda dim: RandomK(rate(dim)),
     "signsgd": lambda dim: SignSGD(),
     "qsgd": lambda dim: QSGD(3, bucket_size=16),
-    "qsgd, 8 bits": lambda dim: QSGD(127, bucket_size=100),
     "terngrad": lambda dim: TernGrad(bucket_size=16),
     "powersgd": lambda dim: PowerSGD(shapes(dim), rank=2),
-}
-COMPRESSORS |= {
-    f"{name}, error feedback": lambda dim, make=make: ErrorFeedback(make(dim))
-    for name, make in COMPRESSORS.items()
+    # A kind each: biased, unbiased and summed, with a state of its own.
+    "topk, error feedback": lambda dim: ErrorFeedback(TopK(rate(dim))),
+    "randomk, error feedback": lambda dim: ErrorFeedback(RandomK(rate(dim))),
+    "powersgd, error feedback": lambda dim: ErrorFeedback(PowerSGD(shapes(dim))),
 }
 
 

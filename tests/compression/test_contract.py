@@ -8,10 +8,7 @@ from torch import nn
 
 import dome
 from dome.compression import Message, sum_messages
-from dome.compression.message import HEADER_BYTES
 
-DIMS = (1, 2, 7, 64, 1000)
-DTYPES = (torch.float32, torch.float64)
 EVERY = pytest.mark.parametrize("name", COMPRESSORS)
 ALL_LINEAR = pytest.mark.parametrize("name", named(is_linear=True))
 NOT_LINEAR = pytest.mark.parametrize("name", named(is_linear=False))
@@ -22,78 +19,72 @@ def vector(dim, rng, dtype=torch.float32):
 
 
 @EVERY
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_message_is_bytes_of_the_stated_size_and_comes_back(name, dim, dtype, rng):
-    compressor = COMPRESSORS[name](dim)
-    first = compressor.encode(vector(dim, rng, dtype))
-    second = compressor.encode(1e-3 * vector(dim, rng, dtype))
-    assert first.payload.dtype == torch.uint8
-    assert first.payload.shape == second.payload.shape
-    assert first.num_bits == 8 * len(first.payload) == compressor.num_bits(dim)
-    recovered = compressor.decode(first)
-    assert recovered.shape == (dim,)
-    assert recovered.dtype == dtype
-    assert recovered.isfinite().all()
+def test_a_message_is_bytes_of_the_stated_size_and_comes_back(name, rng):
+    for dim, dtype in ((1, torch.float64), (7, torch.float32), (1000, torch.float64)):
+        compressor = COMPRESSORS[name](dim)
+        first = compressor.encode(vector(dim, rng, dtype))
+        second = compressor.encode(1e-3 * vector(dim, rng, dtype))
+        assert first.payload.dtype == torch.uint8
+        assert first.payload.shape == second.payload.shape
+        assert first.num_bits == 8 * len(first.payload) == compressor.num_bits(dim)
+        recovered = compressor.decode(first)
+        assert recovered.shape == (dim,)
+        assert recovered.dtype == dtype
+        assert recovered.isfinite().all()
 
 
 @EVERY
 def test_calling_is_the_round_trip(name, rng):
-    g = vector(100, rng)
-    one, other = COMPRESSORS[name](100), COMPRESSORS[name](100)
-    for _ in range(3):
-        called = one(g)
-        if "gaussian" not in name:  # simulated when called, in distribution
-            assert torch.equal(called, other.decode(other.encode(g)))
-    assert called.dtype == g.dtype
+    for dtype in (torch.float32, torch.float64):
+        one, other = COMPRESSORS[name](100), COMPRESSORS[name](100)
+        for _ in range(3):
+            g = vector(100, rng, dtype)
+            called = one(g)
+            assert called.dtype == dtype
+            if "gaussian" not in name:  # simulated when called, in distribution
+                assert torch.equal(called, other.decode(other.encode(g)))
 
 
 @EVERY
-def test_decoding_depends_on_the_message_alone(name, rng):
-    g = vector(100, rng)
-    compressor = COMPRESSORS[name](100)
-    messages = [compressor.encode(g) for _ in range(3)]
-    fresh = COMPRESSORS[name](100)
+def test_decoding_depends_on_the_message_alone_wherever_it_lies(name, rng):
+    compressor, fresh = COMPRESSORS[name](77), COMPRESSORS[name](77)
+    messages = [compressor.encode(vector(77, rng)) for _ in range(3)]
     expected = [compressor.decode(m) for m in messages]
     before = {k: v.clone() for k, v in compressor.state_dict().items()}
     for message, vec in reversed(list(zip(messages, expected, strict=True))):
-        assert torch.equal(fresh.decode(message), vec)
+        length = len(message.payload)
+        gathered = torch.zeros(3 * length + 1, dtype=torch.uint8)[1:].view(3, length)
+        gathered[1] = message.payload
+        assert torch.equal(fresh.decode(Message(gathered[1])), vec)
         assert torch.equal(compressor.decode(message), vec)
     after = compressor.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in after)
 
 
 @EVERY
-def test_a_message_out_of_a_gathered_matrix_is_the_same(name, rng):
-    compressor = COMPRESSORS[name](77)
-    message = compressor.encode(vector(77, rng))
-    length = len(message.payload)
-    gathered = torch.zeros(3 * length + 1, dtype=torch.uint8)[1:].view(3, length)
-    gathered[1] = message.payload
-    recovered = compressor.decode(Message(gathered[1]))
-    assert torch.equal(recovered, compressor.decode(message))
+def test_zeros_stay_zeros(name):
+    for dim in (1, 100):
+        compressor = COMPRESSORS[name](dim)
+        for _ in range(2):
+            assert not compressor(torch.zeros(dim)).any()
+            assert not compressor.decode(compressor.encode(torch.zeros(dim))).any()
 
 
 @EVERY
-@pytest.mark.parametrize("dim", DIMS)
-def test_zeros_stay_zeros(name, dim):
-    compressor = COMPRESSORS[name](dim)
-    for _ in range(2):
-        assert not compressor(torch.zeros(dim)).any()
-        assert not compressor.decode(compressor.encode(torch.zeros(dim))).any()
-
-
-@EVERY
-@pytest.mark.parametrize("size", [1e-30, 1e-15, 1e15, 1e30])
-def test_the_size_of_a_gradient_does_not_matter(name, size, rng):
+def test_the_size_of_a_gradient_does_not_matter(name, rng):
     g = vector(100, rng)
-    one, other = COMPRESSORS[name](100), COMPRESSORS[name](100)
-    for _ in range(2):
-        scaled = one.decode(one.encode(size * g))
-        expected = other.decode(other.encode(g))
-    # Rounding changes a few levels of the quantised ones where it meets a threshold.
-    differs = (scaled / size - expected).abs() > 1e-4 * expected.abs().max()
-    assert differs.sum() <= 1
+    for size in (1e-30, 1e30):
+        one, other = COMPRESSORS[name](100), COMPRESSORS[name](100)
+        for _ in range(2):
+            pairs = [
+                (one(size * g), other(g)),
+                (one.decode(one.encode(size * g)), other.decode(other.encode(g))),
+            ]
+            for scaled, expected in pairs:
+                # Rounding changes a level of the quantised ones where it meets a
+                # threshold.
+                differs = (scaled / size - expected).abs() > 1e-4 * expected.abs().max()
+                assert differs.sum() <= 1
 
 
 @EVERY
@@ -102,76 +93,69 @@ def test_the_vector_is_left_as_it_is_and_may_be_a_stride_or_need_gradients(name,
     g = wide[::2]
     before = g.detach().clone()
     message = COMPRESSORS[name](100).encode(g)
+    called = COMPRESSORS[name](100)(g)
+    assert not called.requires_grad
+    called.zero_()
     assert torch.equal(g, before)
     assert torch.equal(COMPRESSORS[name](100).encode(before).payload, message.payload)
-    assert not COMPRESSORS[name](100)(g).requires_grad
 
 
 @EVERY
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_a_value_that_is_not_finite_is_named(name, value, rng):
-    g = vector(100, rng)
-    g[17] = float(value)
+def test_a_value_that_is_not_finite_is_named_and_changes_no_state(name, rng):
     compressor = COMPRESSORS[name](100)
-    with pytest.raises(ValueError, match=rf"entry 17 of the gradient is {value} \(1 o"):
-        compressor.encode(g)
-    if "gaussian" not in name:  # when called, shows what it was given
-        with pytest.raises(ValueError, match="entry 17 of the gradient"):
-            compressor(g)
-
-
-@EVERY
-def test_large_finite_values_are_not_mistaken_for_infinite_ones(name):
-    g = torch.full((100,), 1e37)
-    assert g.sum().isinf()
-    assert COMPRESSORS[name](100).encode(g).header.dim == 100
+    compressor.encode(vector(100, rng))
+    before = compressor.state_dict()
+    for value in ("nan", "-inf"):
+        g = vector(100, rng)
+        g[17] = float(value)
+        with pytest.raises(
+            ValueError, match=rf"entry 17 of the gradient is {value} \("
+        ):
+            compressor.encode(g)
+        if "gaussian" not in name:  # when called, shows what it was given
+            with pytest.raises(ValueError, match="entry 17 of the gradient"):
+                compressor(g)
+    after = compressor.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in after)
 
 
 @EVERY
 def test_what_is_no_vector_of_floats_is_refused(name):
     compressor = COMPRESSORS[name](100)
-    with pytest.raises(ValueError, match=r"a vector \(D,\), got \(10, 10\)"):
-        compressor.encode(torch.zeros(10, 10))
-    with pytest.raises(ValueError, match="got an empty vector"):
-        compressor.encode(torch.zeros(0))
-    with pytest.raises(ValueError, match=r"float32 or float64, got torch.int64"):
-        compressor.encode(torch.zeros(100, dtype=torch.int64))
+    for use in (compressor, compressor.encode):
+        with pytest.raises(ValueError, match=r"a vector \(D,\), got \(10, 10\)"):
+            use(torch.zeros(10, 10))
+        with pytest.raises(ValueError, match="got an empty vector"):
+            use(torch.zeros(0))
+        with pytest.raises(ValueError, match=r"float32 or float64, got torch.int64"):
+            use(torch.zeros(100, dtype=torch.int64))
 
 
 @EVERY
-@pytest.mark.parametrize("change", [-1, 1])
-def test_a_message_cut_off_or_too_long_is_refused(name, change, rng):
+def test_a_flipped_bit_anywhere_is_an_error(name, rng):
     compressor = COMPRESSORS[name](100)
-    payload = compressor.encode(vector(100, rng)).payload
-    payload = payload[:-1] if change < 0 else torch.cat([payload, payload[:1]])
-    with pytest.raises(ValueError, match=r"has a body of .* bytes, this one has"):
-        compressor.decode(Message(payload))
+    message = compressor.encode(vector(100, rng))
+    places = torch.randperm(message.num_bits, generator=rng)[:200].tolist()
+    for place in places:
+        payload = message.payload.clone()
+        payload[place // 8] ^= 1 << place % 8
+        with pytest.raises(ValueError, match=r"damaged"):
+            compressor.decode(Message(payload))
 
 
 @EVERY
-def test_every_damaged_header_is_refused(name, rng):
+def test_a_message_cut_off_or_too_long_is_refused(name, rng):
     compressor = COMPRESSORS[name](100)
     payload = compressor.encode(vector(100, rng)).payload
-    step = range(16, HEADER_BYTES)  # another step is a message like any other
-    for index in set(range(HEADER_BYTES)) - set(step):
-        damaged = payload.clone()
-        damaged[index] ^= 0x5A
-        with pytest.raises(ValueError, match=r"."):
-            compressor.decode(Message(damaged))
-
-
-@EVERY
-def test_damaged_numbers_are_refused_or_decoded_but_never_crash(name, rng):
-    compressor = COMPRESSORS[name](100)
-    payload = compressor.encode(vector(100, rng)).payload
-    for _ in range(20):
-        noise = torch.empty_like(payload).random_(generator=rng)
-        noise[:HEADER_BYTES] = payload[:HEADER_BYTES]
-        try:
-            recovered = compressor.decode(Message(noise))
-        except ValueError:
-            continue
-        assert recovered.shape == (100,)
+    zero = torch.zeros_like(payload[:1])
+    for changed in (
+        payload[:-1],
+        payload[:-4],
+        payload[:40],
+        torch.cat([payload, zero]),
+    ):
+        with pytest.raises(ValueError, match=r"has a body of .* bytes, this one has"):
+            compressor.decode(Message(changed))
 
 
 @EVERY
@@ -186,22 +170,20 @@ def test_messages_of_other_compressors_are_refused(name, rng):
 
 @EVERY
 def test_a_state_goes_on_bit_for_bit_through_torch_and_safetensors(name, rng):
-    g = [vector(100, rng) for _ in range(6)]
+    g = [vector(100, rng) for _ in range(4)]
     compressor = COMPRESSORS[name](100)
-    for x in g[:3]:
+    for x in g[:2]:
         compressor(x)
         compressor.encode(x)
     state = compressor.state_dict()
-    expected = [compressor(x) for x in g[3:]] + [
-        compressor.encode(x).payload for x in g[3:]
-    ]
+    expected = [compressor(g[2]), compressor.encode(g[3]).payload]
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
     for loaded in (torch.load(file, weights_only=True), load(save(state))):
         resumed = COMPRESSORS[name](100)
         resumed.load_state_dict(loaded)
-        again = [resumed(x) for x in g[3:]] + [resumed.encode(x).payload for x in g[3:]]
+        again = [resumed(g[2]), resumed.encode(g[3]).payload]
         assert all(torch.equal(a, b) for a, b in zip(again, expected, strict=True))
 
 
@@ -226,6 +208,14 @@ def test_the_global_generator_is_neither_read_nor_advanced(name):
 
 
 @EVERY
+def test_it_says_what_it_is(name):
+    shown = repr(COMPRESSORS[name](100)).lower()
+    assert shown.startswith(name.split(",")[0] if "feedback" not in name else "error")
+    assert name.split(",")[0] in shown
+
+
+# A kind each: noise by step, a generator's state, memory and a factor.
+@pytest.mark.parametrize("name", ["randomk", "gaussian", "powersgd, error feedback"])
 def test_it_stands_after_the_filter_and_resumes_with_it(name, rng):
     data = [
         (torch.randn(8, 6, generator=rng), torch.randint(3, (8,), generator=rng))
@@ -237,7 +227,7 @@ def test_it_stands_after_the_filter_and_resumes_with_it(name, rng):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        after = COMPRESSORS[name](93) if "powersgd" not in name else power(model, name)
+        after = COMPRESSORS[name](93)
         return model, optimizer, dome.attach(model, optimizer, rank=4, after=after)
 
     def train(model, optimizer, batches):
@@ -258,12 +248,6 @@ def test_it_stands_after_the_filter_and_resumes_with_it(name, rng):
     train(resumed, optimizer, data[3:])
     for a, b in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-def power(model, name):
-    shapes = [p.shape for p in model.parameters()]
-    compressor = dome.compression.PowerSGD(shapes, rank=2)
-    return dome.compression.ErrorFeedback(compressor) if "feed" in name else compressor
 
 
 @ALL_LINEAR

@@ -12,38 +12,35 @@ from dome.compression import (
     sum_messages,
 )
 
-WITH_FEEDBACK = pytest.mark.parametrize(
-    "name", [name for name in COMPRESSORS if name.endswith("error feedback")]
+AROUND = pytest.mark.parametrize(
+    "name", [name for name in COMPRESSORS if "error feedback" not in name]
 )
 
 
-@WITH_FEEDBACK
-@pytest.mark.parametrize("by", ["messages", "calls"])
-def test_error_feedback_loses_nothing(name, by, rng):
-    compressor = COMPRESSORS[name](100)
+@AROUND
+def test_error_feedback_loses_nothing(name, rng):
+    compressor = ErrorFeedback(COMPRESSORS[name](100))
     total = torch.zeros(100, dtype=torch.float64)
     sent = torch.zeros(100, dtype=torch.float64)
-    for _ in range(10):
-        g = torch.randn(100, generator=rng, dtype=torch.float64)
-        total += g
-        if by == "calls":
-            sent += compressor(g)
-        else:
-            sent += compressor.decode(compressor.encode(g))
+    for _ in range(5):
+        called, encoded = torch.randn(2, 100, generator=rng, dtype=torch.float64)
+        total += called + encoded
+        sent += compressor(called)
+        sent += compressor.decode(compressor.encode(encoded))
     torch.testing.assert_close(sent + compressor.error, total)
 
 
-@WITH_FEEDBACK
+@AROUND
 def test_the_memory_stays_bounded(name, rng):
-    compressor = COMPRESSORS[name](100)
+    compressor = ErrorFeedback(COMPRESSORS[name](100))
     norms = []
-    for _ in range(300):
+    for _ in range(120):
         g = torch.randn(100, generator=rng)
         compressor(g)
         norms.append(float(compressor.error.norm()))
     # With ‖C(v) − v‖² ≤ (1 − δ)‖v‖² it settles; unscaled, the sketches would grow to
     # 10⁵ within 50 steps.
-    assert max(norms[200:]) < 3 * max(norms[50:200])
+    assert max(norms[80:]) < 3 * max(norms[30:80])
 
 
 def test_entries_that_were_left_out_come_later():
@@ -92,6 +89,16 @@ def test_a_refused_gradient_leaves_the_memory_alone(rng):
     assert torch.equal(compressor.error, before)
 
 
+def test_a_gradient_that_is_passed_on_though_not_finite_leaves_the_memory_alone(rng):
+    compressor = ErrorFeedback(GaussianSketch(5.0))
+    assert compressor(torch.full((50,), torch.nan)).isnan().all()
+    assert not compressor.error.any()
+    compressor(torch.randn(50, generator=rng))
+    before = compressor.error.clone()
+    assert compressor(torch.full((50,), torch.inf)).isnan().all()
+    assert torch.equal(compressor.error, before)
+
+
 def test_a_gradient_of_another_length_is_refused(rng):
     compressor = ErrorFeedback(TopK(5.0))
     compressor(torch.randn(50, generator=rng))
@@ -116,10 +123,10 @@ def test_signs_leave_a_valley_only_with_feedback():
     # Karimireddy et al.: |x − y| hides ε|x + y| from the signs.
     def sum_at_the_end(compress):
         p = torch.tensor([1.0, 0.97])
-        for _ in range(1000):
+        for _ in range(250):
             along, across = p.sum().sign(), (p[0] - p[1]).sign()
             g = 0.5 * along * torch.ones(2) + across * torch.tensor([1.0, -1.0])
-            p = p - 0.01 * compress(g)
+            p = p - 0.04 * compress(g)
         return abs(float(p.sum()))
 
     assert sum_at_the_end(ErrorFeedback(SignSGD())) < 0.1

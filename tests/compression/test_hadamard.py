@@ -14,8 +14,9 @@ def explicit(dim, size, step):
     return hadamard_sketch(signs, positions, blocks.count, blocks.used, blocks.length)
 
 
-@pytest.mark.parametrize("bits", range(10))
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(
+    ("bits", "count"), [(0, 1), (1, 3), (3, 1), (4, 3), (5, 1), (8, 1), (9, 3)]
+)
 def test_the_transform_is_that_of_the_explicit_matrix(bits, count, rng):
     x = torch.randn(count, 2**bits, generator=rng, dtype=torch.float64)
     y = hadamard.transform(x)
@@ -30,7 +31,7 @@ def test_a_message_is_the_explicit_sketch_of_its_step(dim, size, rng):
         g = torch.randn(dim, generator=rng, dtype=torch.float64)
         R = explicit(dim, size, step)
         message = sketch.encode(g)
-        torch.testing.assert_close(message.numbers, R @ g)
+        torch.testing.assert_close(message.numbers[:size], R @ g)
         torch.testing.assert_close(sketch.decode(message), R.T @ (R @ g))
 
 
@@ -54,18 +55,18 @@ def test_the_variance_in_full_blocks_is_that_of_the_formula(rng, monkeypatch):
     monkeypatch.setattr(hadamard, "LONGEST", 16)
     g = torch.randn(42, generator=rng, dtype=torch.float64)
     sketch = HadamardSketch(5.0)
-    errors = torch.stack([(sketch(g) - g).square().sum() for _ in range(3000)])
+    errors = torch.stack([(sketch(g) - g).square().sum() for _ in range(800)])
     errors /= g.dot(g)
     # Five standard errors: a false alarm once in two million runs.
-    bound = 5 * errors.std() / 3000**0.5
+    bound = 5 * errors.std() / 800**0.5
     assert abs(errors.mean() - sketch.variance(42)) <= bound
 
 
-@pytest.mark.parametrize("rate", [2.0, 10.0, 1000.0])
-@pytest.mark.parametrize("dim", [1000, 16_384, 16_385, 78_042, 1_000_001])
-def test_it_is_no_noisier_than_the_gaussian_sketch(rate, dim):
-    gaussian, own = GaussianSketch(rate).variance(dim), HadamardSketch(rate)
-    assert 0 < own.variance(dim) < gaussian
+@pytest.mark.parametrize("dim", [1000, 16_384, 16_385, 1_000_001])
+def test_it_is_no_noisier_than_the_gaussian_sketch(dim):
+    for rate in (2.0, 1000.0):
+        gaussian, own = GaussianSketch(rate).variance(dim), HadamardSketch(rate)
+        assert 0 < own.variance(dim) < gaussian
 
 
 def test_one_large_entry_is_spread_over_its_block(rng):

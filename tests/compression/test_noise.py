@@ -9,8 +9,10 @@ FALSE_ALARM = 1e-6
 
 def test_a_step_is_drawn_again_from_seed_and_number():
     noise, again = Noise(3), Noise(3)
-    steps = [noise.next_step() for _ in range(3)]
-    assert steps == [0, 1, 2]
+    steps = range(3)
+    for step in steps:
+        assert noise.step == step
+        noise.advance()
     numbers = [torch.rand(4, generator=noise.generator(i)) for i in steps]
     assert torch.equal(torch.rand(4, generator=again.generator(1)), numbers[1])
     assert not torch.equal(numbers[0], numbers[1])
@@ -29,7 +31,7 @@ def test_a_negative_seed_and_a_foreign_state_are_refused():
         Noise(0).load_state_dict({"basis": torch.zeros(1)})
 
 
-@pytest.mark.parametrize("count", [1, 63, 64, 65, 1000])
+@pytest.mark.parametrize("count", [1, 64, 65])
 def test_signs_have_the_asked_number_and_dtype(count, rng):
     signs = random_signs(count, rng, torch.zeros(1, dtype=torch.float64))
     assert signs.shape == (count,)
@@ -61,7 +63,7 @@ def test_a_subset_has_the_asked_number_of_different_indices(total, count, rng):
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_every_subset_is_equally_likely(count, rng):
     stats = pytest.importorskip("scipy.stats")
-    num_draws, seen = 6000, {}
+    num_draws, seen = 3000, {}
     for _ in range(num_draws):
         subset = tuple(random_subset(6, count, rng).tolist())
         seen[subset] = seen.get(subset, 0) + 1

@@ -2,14 +2,15 @@ import pytest
 import torch
 from compression_twins import integers_in_planes, qsgd
 
-from dome.compression import QSGD, Message
+from dome.compression import QSGD
 from dome.compression.message import HEADER_BYTES
 from dome.compression.noise import DEFAULT_SEED, Noise
 
 
-@pytest.mark.parametrize("dim", [1, 16, 50])
-@pytest.mark.parametrize("num_levels", [1, 2, 3, 7, 127])
-@pytest.mark.parametrize("bucket_size", [1, 16, 512])
+@pytest.mark.parametrize(
+    ("dim", "num_levels", "bucket_size"),
+    [(1, 7, 512), (50, 1, 16), (50, 2, 1), (50, 127, 512), (48, 7, 16)],
+)
 def test_levels_are_those_of_the_entry_by_entry_loop(dim, num_levels, bucket_size, rng):
     g = torch.randn(dim, generator=rng, dtype=torch.float64)
     g[dim // 2] = 0.0
@@ -36,7 +37,7 @@ def test_many_draws_have_the_distribution_of_the_two_next_levels():
     stats = pytest.importorskip("scipy.stats")
     bucket = torch.tensor([0.3, -0.45, 0.6, 0.0], dtype=torch.float64)
     bucket[3] = (1 - bucket.square().sum()).sqrt()  # norm 1
-    num_draws = 50_000
+    num_draws = 20_000
     c = QSGD(3, bucket_size=4)(bucket.repeat(num_draws)).view(num_draws, 4)
     for x, column in zip(bucket.tolist(), c.T, strict=True):
         low = int(3 * abs(x))
@@ -74,9 +75,8 @@ def test_an_empty_bucket_is_refused():
         QSGD(bucket_size=0)
 
 
-def test_a_level_beyond_the_last_is_refused():
-    compressor = QSGD(2, bucket_size=8)
-    payload = compressor.encode(torch.ones(8)).payload
-    payload[HEADER_BYTES + 4 :] = 255
-    with pytest.raises(ValueError, match="a level in it is above 2"):
-        compressor.decode(Message(payload))
+@pytest.mark.parametrize("num_levels", [1, 127])
+def test_messages_and_calls_agree_at_any_width(num_levels, rng):
+    g = torch.randn(1000, generator=rng)
+    one, other = QSGD(num_levels), QSGD(num_levels)
+    assert torch.equal(one(g), other.decode(other.encode(g)))

@@ -16,8 +16,8 @@ def test_randomk_is_the_scaled_choice_of_its_step(dim, k, rng):
         torch.testing.assert_close(compressor(g), randomk(g, chosen.tolist()))
 
 
-def test_randomk_sends_values_alone(rng):
+def test_randomk_sends_values_and_their_sums_alone(rng):
     g = torch.randn(1000, generator=rng)
     message = RandomK(100.0).encode(g)
-    assert message.num_bits == 8 * (HEADER_BYTES + 10 * 4)
+    assert message.num_bits == 8 * (HEADER_BYTES + (10 + 3) * 4)
     assert RandomK(100.0).decode(message).count_nonzero() == 10

@@ -2,13 +2,12 @@ import pytest
 import torch
 from compression_twins import terngrad, trits_of
 
-from dome.compression import Message, TernGrad
+from dome.compression import TernGrad
 from dome.compression.message import HEADER_BYTES
 from dome.compression.noise import DEFAULT_SEED, Noise
 
 
-@pytest.mark.parametrize("dim", [1, 16, 50])
-@pytest.mark.parametrize("bucket_size", [1, 16, 512])
+@pytest.mark.parametrize(("dim", "bucket_size"), [(1, 512), (16, 1), (50, 16)])
 def test_digits_are_those_of_the_entry_by_entry_loop(dim, bucket_size, rng):
     g = torch.randn(dim, generator=rng, dtype=torch.float64)
     g[dim // 2] = 0.0
@@ -45,14 +44,6 @@ def test_the_variance_bound_is_reached_by_the_worst_bucket():
     exact = (g.sum() * g.max() - g.dot(g)) / g.dot(g)
     assert float(exact) == pytest.approx(compressor.variance(S))
     assert compressor.variance(8) < compressor.variance(S) == compressor.variance(99)
-
-
-def test_a_byte_of_no_digits_is_refused():
-    compressor = TernGrad(bucket_size=8)
-    payload = compressor.encode(torch.ones(8)).payload
-    payload[-1] = 250
-    with pytest.raises(ValueError, match="holds no five ternary digits"):
-        compressor.decode(Message(payload))
 
 
 def test_workers_round_differently(rng):

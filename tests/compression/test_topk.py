@@ -2,15 +2,15 @@ import pytest
 import torch
 from compression_twins import integers_in_planes, topk
 
-from dome.compression import Message, TopK
+from dome.compression import TopK
 from dome.compression.message import HEADER_BYTES
 
 
-@pytest.mark.parametrize("dim", [1, 5, 100, 5000])
-@pytest.mark.parametrize("rate", [1.0, 3.0, 70.0])
+@pytest.mark.parametrize(
+    ("dim", "rate"), [(1, 1.0), (5, 3.0), (100, 1.0), (100, 70.0), (5000, 70.0)]
+)
 def test_topk_keeps_the_largest_magnitudes(dim, rate, rng):
     g = torch.randn(dim, generator=rng, dtype=torch.float64)
-    rate = min(rate, dim)
     compressor = TopK(rate, value_dtype=torch.float64)
     assert torch.equal(compressor(g), topk(g, max(1, round(dim / rate))))
 
@@ -36,12 +36,3 @@ def test_a_topk_message_is_values_and_indices_of_the_fewest_bits(rng):
     indices = integers_in_planes(message.body[40:], 10, 10)
     assert indices == sorted(g.abs().topk(10).indices.tolist())
     assert torch.equal(message.body[:40].clone().view(torch.float32), g[indices])
-
-
-@pytest.mark.parametrize("indices", [[3, 3], [3, 2], [3, 12]])
-def test_topk_refuses_indices_that_repeat_fall_or_leave_the_vector(indices):
-    payload = TopK(6.0).encode(torch.arange(12.0)).payload
-    bits = [(i >> j) & 1 for j in range(4) for i in indices]
-    payload[-1] = sum(bit << j for j, bit in enumerate(bits))
-    with pytest.raises(ValueError, match="indices do not increase up to 11"):
-        TopK(6.0).decode(Message(payload))

@@ -5,20 +5,22 @@ import torch
 from compressors import COMPRESSORS, named
 
 UNBIASED = pytest.mark.parametrize("name", named(is_unbiased=True))
-NUM_DRAWS = 3000
+NUM_DRAWS = 1000
 # Two-sided, 24 entries and as many variances at 5.7 standard errors: a false alarm once
 # in a million runs.
 SIGMAS = 5.7
-G = torch.linspace(-1.5, 2.0, 24, dtype=torch.float64) ** 3
-G[7] = 0.0
+G = torch.linspace(-1.5, 2.0, 24, dtype=torch.float64)
+G[3], G[7] = 5.0, 0.0
 
 
 @cache
 def draws(name):
     compressor = COMPRESSORS[name](len(G))
-    return compressor, torch.stack(
-        [compressor.decode(compressor.encode(G)) for _ in range(NUM_DRAWS)]
-    )
+    if name == "gaussian":  # whose calls have tests of their own
+        trips = [compressor.decode(compressor.encode(G)) for _ in range(NUM_DRAWS)]
+    else:
+        trips = [compressor(G) for _ in range(NUM_DRAWS)]
+    return compressor, torch.stack(trips)
 
 
 @UNBIASED

@@ -32,8 +32,7 @@ def made(rng, mean_length, num_samples, dim=6):
     return noise * scales + mean, mean, scales.square()
 
 
-@pytest.mark.parametrize("mean_length", [0.0, 0.3, 3.0])
-@pytest.mark.parametrize("num_samples", [2, 8])
+@pytest.mark.parametrize(("mean_length", "num_samples"), [(0.0, 2), (3.0, 2), (0.3, 8)])
 def test_signal_and_noise_are_unbiased(rng, mean_length, num_samples):
     stream, mean, variance = made(rng, mean_length, num_samples)
     found = [signal_to_noise(batch) for batch in stream]

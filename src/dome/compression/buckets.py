@@ -5,11 +5,13 @@ r = x/scale in [−1, 1] of s levels, the level ⌊s r + u⌋, u uniform in [0, 
 expectation s r: rounding at random is unbiased.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dome.compression.format import to_numbers
+from dome.compression.fields import Field, numbers
 
 SCALE = torch.float32
 
@@ -20,9 +22,31 @@ def check_bucket_size(size: int) -> None:
         raise ValueError(f"bucket_size must be at least 1, got {size}")
 
 
-def num_buckets(dim: int, size: int) -> int:
-    """N for a vector of D numbers."""
-    return -(-dim // size)
+def scales_of(dim: int, size: int) -> Field:
+    """The part of a message that holds N scales, for a vector of D numbers."""
+    return numbers(-(-dim // size), SCALE)
+
+
+def rounded_by(
+    measure: Callable[[Tensor], Tensor],
+    vector: Tensor,
+    size: int,
+    num_levels: int,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Scales (N,) and levels (D,) of a vector (D,), rounded at random.
+
+    Args:
+        measure: The scale of every bucket, (N, S) → (N, 1).
+        vector: Shape (D,).
+        size: S.
+        num_levels: s.
+        generator: Source of the rounding, on the vector's device.
+    """
+    buckets = in_buckets(vector, size)
+    scales = as_sent(measure(buckets))
+    levels = round_at_random(buckets, scales, num_levels, generator)
+    return scales.flatten(), levels.flatten()[: len(vector)]
 
 
 def in_buckets(vector: Tensor, size: int) -> Tensor:
@@ -32,7 +56,7 @@ def in_buckets(vector: Tensor, size: int) -> Tensor:
 
 def largest_magnitudes(buckets: Tensor) -> Tensor:
     """max |x| of every bucket, shape (N, 1)."""
-    return torch.linalg.vector_norm(buckets, ord=torch.inf, dim=1, keepdim=True)
+    return buckets.abs().amax(dim=1, keepdim=True)
 
 
 def norms(buckets: Tensor) -> Tensor:
@@ -45,9 +69,9 @@ def norms(buckets: Tensor) -> Tensor:
 
 def as_sent(scales: Tensor) -> Tensor:
     """Scales (N, 1) in float32, rounded upwards, or an entry would exceed its scale."""
-    sent = to_numbers(scales, SCALE)
+    sent = scales.to(SCALE)
     upwards = torch.nextafter(sent, torch.full_like(sent, torch.inf))
-    return to_numbers(torch.where(sent < scales, upwards, sent), SCALE)
+    return torch.where(sent < scales, upwards, sent)
 
 
 def round_at_random(

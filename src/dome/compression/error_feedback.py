@@ -102,8 +102,15 @@ class ErrorFeedback:
         return vector + self.error.to(vector)
 
     def remember(self, error: Tensor) -> None:
-        """Keep e = g + e₋₁ − c, shape (D,), for the next step."""
-        self.error = error
+        """Keep e = g + e₋₁ − c, shape (D,), for the next step.
+
+        One that is not finite is left out and the memory stays as it was, or it would
+        spoil all steps to come: a called ``GaussianSketch`` passes on such gradients.
+        """
+        before = torch.zeros_like(error) if self.error is None else self.error
+        low, high = torch.aminmax(error)
+        is_finite = low.isfinite() & high.isfinite()
+        self.error = torch.where(is_finite, error, before.to(error))
 
     def state_dict(self) -> dict[str, Tensor]:
         """The memory and the state of the compressor."""

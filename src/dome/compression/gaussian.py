@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from dome.compression.format import Format, check_number_dtype, from_numbers, to_numbers
-from dome.compression.message import Message
+from dome.compression import method
+from dome.compression.method import Parts
 from dome.compression.noise import DEFAULT_SEED, Noise
-from dome.compression.rate import check_rate, num_sent
-from dome.compression.vector import check_shape, check_vector
+from dome.compression.rate import num_sent, sketch_format
+from dome.compression.vector import check_shape, power_of_two
 
 BLOCK_NUMBERS = 2**20  # of R that exist at a time
 
@@ -40,6 +40,8 @@ class GaussianSketch:
     is_linear = True
     is_unbiased = True
 
+    num_bits, encode, decode = method.num_bits, method.encode, method.decode
+
     def __init__(
         self,
         rate: float,
@@ -48,15 +50,16 @@ class GaussianSketch:
         seed: int = DEFAULT_SEED,
         value_dtype: torch.dtype = torch.float32,
     ) -> None:
-        check_rate(rate)
-        check_number_dtype(value_dtype)
         self.rate, self.value_dtype = rate, value_dtype
+        self.noise = Noise(seed)
+        # Generators of other kinds of devices draw another R.
+        self.format = sketch_format(
+            "GaussianSketch", rate, seed, value_dtype, by_device=True
+        )
         self._generator = generator
         self._is_default = generator is None
-        self._saved: Tensor | None = (
-            None  # of a generator whose device is not known yet
-        )
-        self._noise = Noise(seed)
+        # Of a generator whose device is not known yet.
+        self._saved: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"GaussianSketch(rate={self.rate})"
@@ -64,10 +67,6 @@ class GaussianSketch:
     def sketch_size(self, dim: int) -> int:
         """M for a gradient of D numbers."""
         return num_sent(dim, self.rate)
-
-    def num_bits(self, dim: int) -> int:
-        """Size of the message of a vector of D numbers, header included."""
-        return self._format(torch.device("cpu")).num_bits(dim)
 
     def variance(self, dim: int) -> float:
         """ω = (D + 1)/M, with E‖C(g) − g‖² = ω ‖g‖²."""
@@ -78,7 +77,10 @@ class GaussianSketch:
         """A draw of Rᵀ R g for a vector of shape (D,), which need not be finite."""
         check_shape(vector)
         m = self.sketch_size(len(vector))
-        g, random = vector, self._random(vector.device)
+        # Squares of very small or large entries would vanish or overflow.
+        low, high = torch.aminmax(vector)
+        unit = power_of_two(torch.maximum(-low, high))
+        g, random = vector / unit, self._random(vector.device)
         x = torch.randn(g.shape, generator=random, device=g.device, dtype=g.dtype)
         norm2 = g.dot(g)
         # Given R g, the part of R orthogonal to g is still fresh: x made orthogonal to
@@ -87,32 +89,26 @@ class GaussianSketch:
         q = chi2.sum() / m
         along = torch.where(norm2 > 0, x.dot(g) / norm2, torch.zeros_like(norm2))
         across = (q * norm2 / m).sqrt()
-        return (q - across * along) * g + across * x
+        return ((q - across * along) * g + across * x) * unit
 
-    @torch.no_grad()
-    def encode(self, vector: Tensor) -> Message:
-        """The message R g of a vector of shape (D,), at the next step."""
-        check_vector(vector)
-        step, m = self._noise.next_step(), self.sketch_size(len(vector))
-        z = vector.new_zeros(m)
+    def sent(self, vector: Tensor, step: int) -> Parts:
+        """z = R g, shape (M,)."""
+        z = vector.new_zeros(self.sketch_size(len(vector)))
         for rows, block in self._blocks(len(vector), step, vector):
             z += vector[rows] @ block
-        numbers = to_numbers(z, self.value_dtype)
-        return self._format(vector.device).write(vector, step, numbers)
+        return (z,)
 
-    @torch.no_grad()
-    def decode(self, message: Message) -> Tensor:
-        """The vector Rᵀ z recovered from a message, shape (D,)."""
-        header = self._format(message.payload.device).read(message)
-        z = from_numbers(message.body, self.value_dtype, header.dtype)
-        vector = z.new_empty(header.dim)
-        for rows, block in self._blocks(header.dim, header.step, z):
+    def recovered(self, parts: Parts, dim: int, step: int) -> Tensor:
+        """Rᵀ z, shape (D,)."""
+        (z,) = parts
+        vector = z.new_empty(dim)
+        for rows, block in self._blocks(dim, step, z):
             vector[rows] = block @ z
         return vector
 
     def state_dict(self) -> dict[str, Tensor]:
         """The next step and the generator's state, to draw the same noise again."""
-        state = self._noise.state_dict()
+        state = self.noise.state_dict()
         if self._generator is not None:
             state["generator"] = self._generator.get_state()
         elif self._saved is not None:
@@ -122,7 +118,7 @@ class GaussianSketch:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on with the noise of a saved state; one from before any use starts it."""
         # States from before messages were counted have no step.
-        self._noise.load_state_dict({"step": torch.tensor(0), **state})
+        self.noise.load_state_dict({"step": torch.tensor(0), **state})
         if self._is_default:
             self._generator = None
         self._saved = state["generator"].cpu() if "generator" in state else None
@@ -136,23 +132,11 @@ class GaussianSketch:
                 _restore(self._generator, self._saved)
         return self._generator
 
-    def _format(self, device: torch.device) -> Format:
-        settings = {
-            "rate": float(self.rate),
-            "seed": self._noise.seed,
-            "value_dtype": self.value_dtype,
-            "device": device.type,  # generators of other kinds draw another R
-        }
-        return Format("GaussianSketch", settings, self._body_bytes, self.value_dtype)
-
-    def _body_bytes(self, dim: int) -> int:
-        return self.sketch_size(dim) * self.value_dtype.itemsize
-
     def _blocks(
         self, dim: int, step: int, like: Tensor
     ) -> Iterator[tuple[slice, Tensor]]:
         """Rᵀ of a step, a block of its D rows at a time."""
-        random = self._noise.generator(step, like.device)
+        random = self.noise.generator(step, like.device)
         m = self.sketch_size(dim)
         num_rows = max(1, BLOCK_NUMBERS // m)
         for start in range(0, dim, num_rows):

@@ -12,18 +12,16 @@ and for more hardly more: less noise than a Gaussian sketch of the same size has
 evenly over a block as there.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dome.compression.format import Format, check_number_dtype, from_numbers, to_numbers
-from dome.compression.message import Message
+from dome.compression import method
+from dome.compression.method import Parts
 from dome.compression.noise import DEFAULT_SEED, Noise, random_signs, random_subset
-from dome.compression.rate import check_rate, num_sent
-from dome.compression.vector import check_vector
+from dome.compression.rate import num_sent, sketch_format
 
 LONGEST = 2**14  # block: long enough to spread, short enough that few zeros are added
 RADIX_BITS = 4  # factors of 16 × 16 were the fastest of 2² to 2⁸
@@ -45,6 +43,10 @@ class HadamardSketch:
     is_linear = True
     is_unbiased = True
 
+    __repr__, num_bits = method.described, method.num_bits
+    encode, decode, __call__ = method.encode, method.decode, method.round_trip
+    state_dict, load_state_dict = method.state_dict, method.load_state_dict
+
     def __init__(
         self,
         rate: float,
@@ -52,19 +54,9 @@ class HadamardSketch:
         seed: int = DEFAULT_SEED,
         value_dtype: torch.dtype = torch.float32,
     ) -> None:
-        check_rate(rate)
-        check_number_dtype(value_dtype)
         self.rate, self.value_dtype = rate, value_dtype
-        self._noise = Noise(seed)
-        settings = {"rate": float(rate), "seed": seed, "value_dtype": value_dtype}
-        self._format = Format("HadamardSketch", settings, self._body_bytes, value_dtype)
-
-    def __repr__(self) -> str:
-        return str(self._format)
-
-    def num_bits(self, dim: int) -> int:
-        """Size of the message of a vector of D numbers, header included."""
-        return self._format.num_bits(dim)
+        self.noise = Noise(seed)
+        self.format = sketch_format("HadamardSketch", rate, seed, value_dtype)
 
     def variance(self, dim: int) -> float:
         """ω with E‖C(g) − g‖² ≤ ω ‖g‖², equal for a single block."""
@@ -74,48 +66,27 @@ class HadamardSketch:
         kept = (N * blocks.used / blocks.length - 1) / max(1, N - 1)
         return (N / M - 1) * kept
 
-    @torch.no_grad()
-    def encode(self, vector: Tensor) -> Message:
-        """The message of a vector of shape (D,), at the next step."""
-        check_vector(vector)
-        step, blocks = self._noise.next_step(), Blocks.of(len(vector))
+    def sent(self, vector: Tensor, step: int) -> Parts:
+        """z = √(N/M) S H E g, shape (M,)."""
         signs, positions, scale = self._draw(len(vector), step, vector)
-        z = scale * transform(blocks.fill(vector * signs))[positions]
-        return self._format.write(vector, step, to_numbers(z, self.value_dtype))
+        filled = Blocks.of(len(vector)).fill(vector * signs)
+        return (scale * transform(filled)[positions],)
 
-    @torch.no_grad()
-    def decode(self, message: Message) -> Tensor:
-        """The vector recovered from a message, shape (D,)."""
-        header = self._format.read(message)
-        z = from_numbers(message.body, self.value_dtype, header.dtype)
-        signs, positions, scale = self._draw(header.dim, header.step, z)
-        blocks = Blocks.of(header.dim)
+    def recovered(self, parts: Parts, dim: int, step: int) -> Tensor:
+        """√(N/M) E Hᵀ Sᵀ z, shape (D,)."""
+        (z,), blocks = parts, Blocks.of(dim)
+        signs, positions, scale = self._draw(dim, step, z)
         spread = z.new_zeros(blocks.total).index_copy_(0, positions, z)
         filled = transform_back(spread, blocks.count)
-        return blocks.cut(filled, header.dim) * signs.mul_(scale)
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        """What arrives of a vector of shape (D,)."""
-        return self.decode(self.encode(vector))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The number of the next step."""
-        return self._noise.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on at a saved step."""
-        self._noise.load_state_dict(state)
+        return blocks.cut(filled, dim) * signs.mul_(scale)
 
     def _draw(self, dim: int, step: int, like: Tensor) -> tuple[Tensor, Tensor, float]:
         """The signs (D,), the positions (M,) and √(N/M) of a step."""
         M, N = num_sent(dim, self.rate), Blocks.of(dim).total
-        random = self._noise.generator(step)
+        random = self.noise.generator(step)
         signs = random_signs(dim, random, like)
-        positions = random_subset(N, M, random).to(like.device)
-        return signs, positions, (N / M) ** 0.5
-
-    def _body_bytes(self, dim: int) -> int:
-        return num_sent(dim, self.rate) * self.value_dtype.itemsize
+        positions = random_subset(N, M, random)
+        return signs, positions.to(like.device, non_blocking=True), (N / M) ** 0.5
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from dome.compression.vector import power_of_two
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
@@ -80,7 +82,7 @@ class LowRank:
         """
         pairs = zip(self._rights(right), self._rights(fresh), strict=True)
         columns = [torch.where(Q.any(dim=0), Q, new) for Q, new in pairs]
-        return _flat(right, [Q / _norms(Q) for Q in columns])
+        return _flat(right, [_units(Q) for Q in columns])
 
     def rest_of(self, vector: Tensor) -> Tensor:
         """What is in no matrix of a vector (D,)."""
@@ -134,6 +136,8 @@ def _flat(like: Tensor, parts: list[Tensor]) -> Tensor:
     return torch.cat([like.new_empty(0), *(part.flatten() for part in parts)])
 
 
-def _norms(Q: Tensor) -> Tensor:
-    # In float64, or squares of very small float32 entries vanish.
-    return torch.linalg.vector_norm(Q, dim=0, dtype=torch.float64).to(Q.dtype)
+def _units(Q: Tensor) -> Tensor:
+    """The columns of Q, none of them zero, with length 1."""
+    # Squares of very small or large entries would vanish or overflow.
+    Q = Q / power_of_two(Q.abs().amax(dim=0))
+    return Q / torch.linalg.vector_norm(Q, dim=0, dtype=torch.float64).to(Q.dtype)

@@ -1,25 +1,35 @@
-"""What travels: a header of 24 bytes and a body, as one tensor of bytes.
+"""What travels: a header of 32 bytes and a body, as one tensor of bytes.
 
 The header says which compressor made the message, with which settings, at which step,
 from a vector of which length and dtype, and whether the body is an array of numbers
-that may be added to that of another message.
+that may be added to that of another message. It ends with two check sums, its own and
+that of the body; behind numbers that may be added are their sums (``checksum``).
 """
 
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from dome.compression.checksum import (
+    checksum,
+    count_and_excess,
+    is_a_count,
+    says_nothing,
+)
 from dome.compression.packing import as_dtype
 from dome.compression.vector import DTYPES
 
-MAGIC = 0xD0
-# Magic, dtypes, maker, settings, D, step. Numbers behind 24 bytes lie aligned.
+MAGIC = 0xD1
+# Magic, dtypes, maker, settings, D, step.
 LAYOUT = struct.Struct("<BBHIQQ")
-HEADER_BYTES = LAYOUT.size
+CHECK = struct.Struct("<I")
+HEADER_BYTES = LAYOUT.size + 2 * CHECK.size  # 32: numbers behind it lie aligned
 MAKER = slice(2, 4)  # where the maker stands
+BODY_CHECK = slice(HEADER_BYTES - CHECK.size, HEADER_BYTES)
 NUMBER_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 SUM_DTYPES = (None, *NUMBER_DTYPES)  # None: the body must not be added
 
@@ -45,22 +55,28 @@ class Header:
     sum_dtype: torch.dtype | None
 
     def to_bytes(self) -> bytes:
-        """The 24 bytes."""
+        """The first 28 bytes: all but the body's check sum."""
         dtypes = DTYPES.index(self.dtype) + 16 * SUM_DTYPES.index(self.sum_dtype)
-        return LAYOUT.pack(
+        data = LAYOUT.pack(
             MAGIC, dtypes, self.maker, self.settings, self.dim, self.step
         )
+        return data + CHECK.pack(_own_check(data))
 
     @staticmethod
     def from_bytes(data: bytes) -> "Header":
-        """Read 24 bytes; ``ValueError`` if they are not those of a header."""
-        magic, dtypes, maker, settings, dim, step = LAYOUT.unpack(data)
-        vector, numbers = dtypes % 16, dtypes // 16
-        known = vector < len(DTYPES) and numbers < len(SUM_DTYPES)
-        if magic != MAGIC or not known or dim == 0:
+        """Read a message's first bytes; ``ValueError`` if they are damaged."""
+        front = data[: LAYOUT.size]
+        magic, dtypes, maker, settings, dim, step = LAYOUT.unpack(front)
+        if magic != MAGIC:
             raise ValueError(
-                "this is no message of a compressor: its header cannot be read"
+                f"this is no message of a compressor, or its first byte is damaged: "
+                f"{magic:#x} instead of {MAGIC:#x}"
             )
+        if CHECK.unpack_from(data, LAYOUT.size)[0] != _own_check(front):
+            raise ValueError(
+                "the message is damaged: its header is not as it was written"
+            )
+        vector, numbers = dtypes % 16, dtypes // 16
         return Header(maker, settings, dim, step, DTYPES[vector], SUM_DTYPES[numbers])
 
 
@@ -88,7 +104,7 @@ class Message:
 
     @property
     def num_bits(self) -> int:
-        """Size of all that travels, header included."""
+        """Size of all that travels, header and check sums included."""
         return 8 * len(self.payload)
 
     @property
@@ -98,12 +114,12 @@ class Message:
 
     @property
     def body(self) -> Tensor:
-        """The bytes behind the header, shape (N − 24,)."""
+        """The bytes behind the header, shape (N − 32,)."""
         return self.payload[HEADER_BYTES:]
 
     @property
     def numbers(self) -> Tensor:
-        """The body of a linear compressor's message as numbers, shape (M,).
+        """The body of a linear compressor's message as numbers, and their sums.
 
         The memory is the message's own: adding to it (an all-reduce) changes the
         message to that of the sum.
@@ -121,6 +137,22 @@ class Message:
             )
         return as_dtype(self.body, dtype)
 
+    def read(self, sum_dtype: torch.dtype | None) -> "Reading":
+        """The header, and whether the body is as it was sent; asks the device once.
+
+        Args:
+            sum_dtype: That of the body's numbers if they may be added, else None.
+        """
+        asked = [self.payload[:HEADER_BYTES], checksum(self.body)]
+        if sum_dtype is not None and len(self.body) % sum_dtype.itemsize == 0:
+            asked.append(count_and_excess(as_dtype(self.body, sum_dtype)))
+        answer = bytes(torch.cat([part.view(torch.uint8) for part in asked]).tolist())
+        front, rest = answer[:HEADER_BYTES], answer[HEADER_BYTES:]
+        (found,), sums = struct.unpack_from("<q", rest), rest[8:]
+        count, excess = struct.unpack("<dd", sums) if sums else (1.0, 0.0)
+        (sent,) = CHECK.unpack(front[BODY_CHECK])
+        return Reading(Header.from_bytes(front), found == sent, count, excess)
+
     def wrapped(self) -> "Message":
         """The same message, marked as another maker's; twice gives the message again.
 
@@ -130,6 +162,44 @@ class Message:
         payload = self.payload.clone()
         payload[MAKER] ^= 255
         return Message(payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a message says about itself, and whether its body can be believed.
+
+    Attributes:
+        header: What it says.
+        is_as_sent: Whether the body has the check sum that it was sent with.
+        count: How many messages were added up in it, by its own count.
+        excess: How far numbers and their sums are apart, in units of what rounding
+            allows.
+    """
+
+    header: Header
+    is_as_sent: bool
+    count: float
+    excess: float
+
+    def check(self) -> None:
+        """``ValueError`` unless the body is as sent, or a sum of such bodies."""
+        if self.is_as_sent:
+            return
+        dtype = self.header.sum_dtype
+        # A flipped bit makes no 2 of a 1: what was not added must be as it was sent.
+        if dtype is None or not is_a_count(self.count, dtype):
+            raise ValueError(
+                "the message is damaged: its body is not as it was sent. Numbers of "
+                "messages may be added on their way, and nothing else"
+            )
+        finite = self.excess < float("inf")
+        if self.excess <= 1 or (finite and says_nothing(self.count, dtype)):
+            return
+        raise ValueError(
+            f"the message is damaged, or a sum of messages overflowed: the sums sent "
+            f"with the numbers of {self.count:.0f} messages differ from theirs by more "
+            f"than rounding does"
+        )
 
 
 def sum_messages(messages: Sequence[Message]) -> Message:
@@ -143,16 +213,32 @@ def sum_messages(messages: Sequence[Message]) -> Message:
     first = messages[0]
     total = Message(first.payload.clone())
     numbers = total.numbers
-    for other in messages[1:]:
-        if other.header.step != first.header.step:
+    header = _checked(first, 0, numbers.dtype)
+    for number, other in enumerate(messages[1:], start=1):
+        theirs = _checked(other, number, numbers.dtype)
+        if theirs.step != header.step:
             raise ValueError(
-                f"messages of steps {first.header.step} and {other.header.step} cannot "
+                f"messages of steps {header.step} and {theirs.step} cannot "
                 f"be added: every step has a sketch of its own"
             )
-        if other.header != first.header or other.num_bits != first.num_bits:
+        if theirs != header or other.num_bits != first.num_bits:
             raise ValueError(
                 "messages of different compressors, settings or dimensions cannot be "
                 "added"
             )
         numbers += other.numbers
     return total
+
+
+def _checked(message: Message, number: int, sum_dtype: torch.dtype) -> Header:
+    reading = message.read(sum_dtype)
+    try:
+        reading.check()
+    except ValueError as error:
+        raise ValueError(f"message {number} cannot be added: {error}") from error
+    return reading.header
+
+
+def _own_check(front: bytes) -> int:
+    """That of a header's first 24 bytes, but those of the maker: see ``wrapped``."""
+    return zlib.crc32(front[: MAKER.start] + front[MAKER.stop :])

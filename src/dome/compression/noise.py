@@ -28,12 +28,11 @@ class Noise:
         if seed < 0:
             raise ValueError(f"seed must not be negative, got {seed}")
         self.seed, self.worker = seed, worker
-        self._step = 0
+        self.step = 0
 
-    def next_step(self) -> int:
-        """The number of this step; the next call gives the next one."""
-        self._step += 1
-        return self._step - 1
+    def advance(self) -> None:
+        """Go on to the next step: a message of this one was made."""
+        self.step += 1
 
     def generator(self, step: int, device: torch.device = CPU) -> torch.Generator:
         """The generator of a step. Numbers differ between kinds of devices."""
@@ -44,7 +43,7 @@ class Noise:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The number of the next step."""
-        return {"step": torch.tensor(self._step)}
+        return {"step": torch.tensor(self.step)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on at a saved step."""
@@ -53,7 +52,23 @@ class Noise:
                 f"this is no state of a compressor with noise: it has no 'step', only "
                 f"{sorted(state)}"
             )
-        self._step = int(state["step"])
+        self.step = int(state["step"])
+
+
+class Silence:
+    """In place of ``Noise`` where a message depends on the vector alone."""
+
+    step = 0
+
+    def advance(self) -> None:
+        """All steps are step 0."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """An empty dictionary."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Any state will do: there is none to restore."""
 
 
 def random_signs(count: int, generator: torch.Generator, like: Tensor) -> Tensor:
@@ -63,8 +78,8 @@ def random_signs(count: int, generator: torch.Generator, like: Tensor) -> Tensor
     """
     words = torch.empty(-(-count // 64), dtype=torch.int64)
     words.random_(-(2**63), None, generator=generator)
-    bits = unpack_bits(words.view(torch.uint8).to(like.device), count)
-    return 1 - 2 * bits.to(like.dtype)
+    packed = words.view(torch.uint8).to(like.device, non_blocking=True)
+    return 1 - 2 * unpack_bits(packed, count).to(like.dtype)
 
 
 def random_subset(total: int, count: int, generator: torch.Generator) -> Tensor:

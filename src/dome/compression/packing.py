@@ -73,9 +73,7 @@ def pack_trits(trits: Tensor) -> Tensor:
 
 
 def unpack_trits(packed: Tensor, count: int) -> Tensor:
-    """The ``count`` digits that were packed, uint8; a byte above 242 is refused."""
-    if bool((packed >= 3**TRITS).any()):
-        raise ValueError("the message is damaged: a byte holds no five ternary digits")
+    """The ``count`` digits that were packed, uint8."""
     powers = 3 ** torch.arange(TRITS, device=packed.device)
     bytes_ = torch.arange(3**TRITS, device=packed.device)
     digits = (bytes_[:, None] // powers % 3).byte()

@@ -17,11 +17,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dome.compression.format import Format, check_number_dtype, from_numbers, to_numbers
+from dome.compression import method
+from dome.compression.fields import Field, numbers
+from dome.compression.format import Format, check_number_dtype
 from dome.compression.low_rank import low_rank
 from dome.compression.message import Message
+from dome.compression.method import Parts
 from dome.compression.noise import DEFAULT_SEED, Noise
-from dome.compression.vector import check_vector
+from dome.compression.vector import check_finite, check_recovered, check_shape
 from dome.parameters import Layout
 
 
@@ -66,6 +69,8 @@ class PowerSGD:
     is_linear = False
     is_unbiased = False
 
+    num_bits, decode = method.num_bits, method.decode
+
     def __init__(
         self,
         shapes: Iterable[Sequence[int]] | Layout,
@@ -84,7 +89,7 @@ class PowerSGD:
         self._parts = low_rank(shapes, rank)
         if self._parts.dim == 0:
             raise ValueError(f"shapes have no entries: {shapes}")
-        self._noise = Noise(seed)
+        self.noise = Noise(seed)
         self._right: Tensor | None = None
         self._exchange: Exchange | None = None
         parts = self._parts
@@ -97,63 +102,60 @@ class PowerSGD:
             "value_dtype": value_dtype,
         }
         left, right = parts.num_left + parts.num_rest, parts.num_right
-        self._format = self._format_of("PowerSGD", left + right)
+        self.format = self._format_of("PowerSGD", left + right)
         self._left_format = self._format_of("PowerSGD's left", left, value_dtype)
         self._right_format = self._format_of("PowerSGD's right", right, value_dtype)
 
     def __repr__(self) -> str:
         return f"PowerSGD({len(self._parts.matrices)} matrices, rank={self.rank})"
 
-    def num_bits(self, dim: int) -> int:
-        """Size of the message of a vector of D numbers, header included."""
-        return self._format.num_bits(dim)
-
     @torch.no_grad()
     def encode(self, vector: Tensor) -> Message:
         """The message of a vector of shape (D,), at the next step."""
-        vector = vector.contiguous()
-        step, right = self._begin(vector)
-        P = self._parts.orthonormal(self._parts.times_right(vector, right))
-        Q = self._parts.times_left(vector, P)
-        self._keep(Q, step)
-        numbers = torch.cat([P, Q, self._parts.rest_of(vector)])
-        return self._format.write(vector, step, to_numbers(numbers, self.value_dtype))
+        step, Q, numbers = self._sent(vector)
+        check_finite(vector, [numbers])
+        self._go_on(Q, step)
+        return self.format.write(vector, step, [numbers])
 
     @torch.no_grad()
-    def decode(self, message: Message) -> Tensor:
-        """The vector recovered from a message, shape (D,)."""
-        header, parts = self._format.read(message), self._parts
-        numbers = from_numbers(message.body, self.value_dtype, header.dtype)
-        P, Q, rest = numbers.split([parts.num_left, parts.num_right, parts.num_rest])
-        return parts.assembled(P, Q, rest)
-
     def __call__(self, vector: Tensor) -> Tensor:
         """What arrives of a vector of shape (D,)."""
-        return self.decode(self.encode(vector))
+        step, Q, numbers = self._sent(vector)
+        parts = method.arrived([numbers], vector.dtype)
+        recovered = self.recovered(parts, len(vector), step)
+        check_finite(vector, [numbers, recovered])
+        self._go_on(Q, step)
+        return recovered
+
+    def recovered(self, parts: Parts, _dim: int, _step: int) -> Tensor:
+        """P Qᵀ and the rest, shape (D,)."""
+        (sent,), own = parts, self._parts
+        P, Q, rest = sent.split([own.num_left, own.num_right, own.num_rest])
+        return own.assembled(P, Q, rest)
 
     @torch.no_grad()
     def encode_left(self, vector: Tensor) -> Message:
         """Phase 1: M Q₋₁ and the rest of a vector (D,), to be summed over workers."""
-        vector = vector.contiguous()
-        step, right = self._begin(vector)
-        self._exchange = Exchange(vector, step)
+        vector, step, right = self._begin(vector)
         P = self._parts.times_right(vector, right)
-        numbers = to_numbers(
-            torch.cat([P, self._parts.rest_of(vector)]), self.value_dtype
-        )
-        return self._left_format.write(vector, step, numbers)
+        numbers = torch.cat([P, self._parts.rest_of(vector)]).to(self.value_dtype)
+        check_finite(vector, [numbers])
+        self._right = right
+        self.noise.advance()
+        self._exchange = Exchange(vector, step)
+        return self._left_format.write(vector, step, [numbers])
 
     @torch.no_grad()
     def encode_right(self, total: Message) -> Message:
         """Phase 2: Mᵀ P with the P of the summed lefts, to be summed over workers."""
-        begun, parts = self._begun(), self._parts
+        begun, own = self._begun(), self._parts
         numbers = self._numbers(self._left_format, total, begun)
-        left, rest = numbers.split([parts.num_left, parts.num_rest])
-        P = parts.orthonormal(left)
+        left, rest = numbers.split([own.num_left, own.num_rest])
+        P = own.orthonormal(left)
+        Q = own.times_left(begun.vector, P).to(self.value_dtype)
+        check_finite(begun.vector, [Q])
         self._exchange = replace(begun, left=P, rest=rest)
-        Q = parts.times_left(begun.vector, P)
-        numbers = to_numbers(Q, self.value_dtype)
-        return self._right_format.write(begun.vector, begun.step, numbers)
+        return self._right_format.write(begun.vector, begun.step, [Q])
 
     @torch.no_grad()
     def decode_right(self, total: Message) -> Tensor:
@@ -162,13 +164,15 @@ class PowerSGD:
         if begun.left is None or begun.rest is None:
             raise RuntimeError("decode_right comes after encode_right")
         Q = self._numbers(self._right_format, total, begun)
+        recovered = self._parts.assembled(begun.left, Q, begun.rest)
+        check_recovered(recovered)
         self._keep(Q, begun.step)
         self._exchange = None
-        return self._parts.assembled(begun.left, Q, begun.rest)
+        return recovered
 
     def state_dict(self) -> dict[str, Tensor]:
         """The next step and Q, flat, once there is one."""
-        state = self._noise.state_dict()
+        state = self.noise.state_dict()
         return state if self._right is None else {**state, "right": self._right.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -179,19 +183,31 @@ class PowerSGD:
                 f"the saved Q has {right.numel()} numbers, that of these shapes and "
                 f"rank {self.rank} has {self._parts.num_right}"
             )
-        self._noise.load_state_dict(state)
+        self.noise.load_state_dict(state)
         self._right = None if right is None else right.clone()
         self._exchange = None
 
-    def _begin(self, vector: Tensor) -> tuple[int, Tensor]:
-        """The step and its Q₋₁."""
-        check_vector(vector)
+    def _sent(self, vector: Tensor) -> tuple[int, Tensor, Tensor]:
+        """This step, Q, and what is sent: P, Q and the rest in one tensor."""
+        vector, step, right = self._begin(vector)
+        P = self._parts.orthonormal(self._parts.times_right(vector, right))
+        Q = self._parts.times_left(vector, P)
+        sent = torch.cat([P, Q, self._parts.rest_of(vector)])
+        return step, Q, sent.to(self.value_dtype)
+
+    def _go_on(self, Q: Tensor, step: int) -> None:
+        self._keep(Q, step)
+        self.noise.advance()
+
+    def _begin(self, vector: Tensor) -> tuple[Tensor, int, Tensor]:
+        """The vector (D,), the step and its Q₋₁."""
+        check_shape(vector)
         self._check_dim(len(vector))
-        step = self._noise.next_step()
-        if self._right is None:
+        step, right = self.noise.step, self._right
+        if right is None:
             fresh = self._fresh(step, vector)
-            self._right = self._parts.unit_columns(fresh, fresh)
-        return step, self._right.to(vector)
+            right = self._parts.unit_columns(fresh, fresh)
+        return vector.contiguous(), step, right.to(vector)
 
     def _begun(self) -> Exchange:
         if self._exchange is None:
@@ -203,16 +219,18 @@ class PowerSGD:
 
     def _fresh(self, step: int, like: Tensor) -> Tensor:
         # Drawn on the CPU: the same on every device.
-        random = self._noise.generator(step)
-        return torch.randn(self._parts.num_right, generator=random).to(like)
+        random = self.noise.generator(step)
+        fresh = torch.randn(self._parts.num_right, generator=random)
+        return fresh.to(like, non_blocking=True)
 
     def _numbers(self, form: Format, total: Message, begun: Exchange) -> Tensor:
-        header = form.read(total)
+        header, parts = form.read(total)
         if header.step != begun.step:
             raise ValueError(
                 f"the message is of step {header.step}, this is step {begun.step}"
             )
-        return from_numbers(total.body, self.value_dtype, begun.vector.dtype)
+        (numbers,) = method.arrived(parts, begun.vector.dtype)
+        return numbers
 
     def _check_dim(self, dim: int) -> None:
         if dim != self._parts.dim:
@@ -224,8 +242,8 @@ class PowerSGD:
     def _format_of(
         self, name: str, num_numbers: int, sum_dtype: torch.dtype | None = None
     ) -> Format:
-        def body_bytes(dim: int) -> int:
+        def fields(dim: int) -> tuple[Field, ...]:
             self._check_dim(dim)
-            return num_numbers * self.value_dtype.itemsize
+            return (numbers(num_numbers, self.value_dtype),)
 
-        return Format(name, self._settings, body_bytes, sum_dtype)
+        return Format(name, self._settings, fields, sum_dtype)

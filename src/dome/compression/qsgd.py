@@ -10,31 +10,21 @@ Levels are packed with a fixed number of bits, so that all messages have one len
 paper's Elias code is shorter only where nearly all levels are 0.
 """
 
-from collections.abc import Mapping
-
-import torch
 from torch import Tensor
 
+from dome.compression import method
 from dome.compression.buckets import (
-    SCALE,
-    as_sent,
     check_bucket_size,
     from_levels,
-    in_buckets,
     norms,
-    num_buckets,
-    round_at_random,
+    rounded_by,
+    scales_of,
 )
-from dome.compression.format import Format, from_numbers
-from dome.compression.message import Message
+from dome.compression.fields import Field, integers
+from dome.compression.format import Format
+from dome.compression.method import Parts
 from dome.compression.noise import DEFAULT_SEED, Noise
-from dome.compression.packing import (
-    pack_integers,
-    packed_bytes,
-    unpack_integers,
-    width_of,
-)
-from dome.compression.vector import check_vector
+from dome.compression.packing import width_of
 
 MOST_LEVELS = 127  # a level from −127 to 127 fits a byte
 
@@ -53,6 +43,11 @@ class QSGD:
     is_linear = False
     is_unbiased = True
 
+    __repr__, num_bits = method.described, method.num_bits
+    encode, decode, __call__ = method.encode, method.decode, method.round_trip
+    state_dict, load_state_dict = method.state_dict, method.load_state_dict
+    set_worker = method.set_worker
+
     def __init__(
         self,
         num_levels: int = 7,
@@ -66,67 +61,25 @@ class QSGD:
             )
         check_bucket_size(bucket_size)
         self.num_levels, self.bucket_size = num_levels, bucket_size
-        self._noise = Noise(seed)
+        self.noise = Noise(seed)
         settings = {"num_levels": num_levels, "bucket_size": bucket_size}
-        self._format = Format("QSGD", settings, self._body_bytes)
-
-    def __repr__(self) -> str:
-        return str(self._format)
-
-    def set_worker(self, index: int) -> None:
-        """Say which worker this is: errors of workers are then independent."""
-        self._noise.worker = index
-
-    def num_bits(self, dim: int) -> int:
-        """Size of the message of a vector of D numbers, header included."""
-        return self._format.num_bits(dim)
+        self.format = Format("QSGD", settings, self._fields)
 
     def variance(self, dim: int) -> float:
         """ω = min(S/s², √S/s), with E‖C(g) − g‖² ≤ ω ‖g‖²."""
         S, s = min(self.bucket_size, dim), self.num_levels
         return min(S / s**2, S**0.5 / s)
 
-    @torch.no_grad()
-    def encode(self, vector: Tensor) -> Message:
-        """The message of a vector of shape (D,), at the next step."""
-        check_vector(vector)
-        step = self._noise.next_step()
-        random = self._noise.generator(step, vector.device)
-        buckets = in_buckets(vector, self.bucket_size)
-        scales = as_sent(norms(buckets))
-        levels = round_at_random(buckets, scales, self.num_levels, random)
-        codes = levels.flatten()[: len(vector)]
-        return self._format.write(
-            vector, step, scales.flatten(), pack_integers(codes, self._width)
-        )
+    def sent(self, vector: Tensor, step: int) -> Parts:
+        """Norms of buckets, and a level for each entry."""
+        random = self.noise.generator(step, vector.device)
+        return rounded_by(norms, vector, self.bucket_size, self.num_levels, random)
 
-    @torch.no_grad()
-    def decode(self, message: Message) -> Tensor:
-        """The vector recovered from a message, shape (D,)."""
-        header, s = self._format.read(message), self.num_levels
-        end = num_buckets(header.dim, self.bucket_size) * SCALE.itemsize
-        scales = from_numbers(message.body[:end], SCALE, header.dtype)
-        levels = unpack_integers(message.body[end:], header.dim, self._width)
-        if int(levels.max()) > 2 * s:
-            raise ValueError(f"the message is damaged: a level in it is above {s}")
-        return from_levels(levels, scales, s, self.bucket_size)
+    def recovered(self, parts: Parts, _dim: int, _step: int) -> Tensor:
+        """The levels as shares of their bucket's norm, shape (D,)."""
+        scales, levels = parts
+        return from_levels(levels, scales, self.num_levels, self.bucket_size)
 
-    def __call__(self, vector: Tensor) -> Tensor:
-        """What arrives of a vector of shape (D,)."""
-        return self.decode(self.encode(vector))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The number of the next step."""
-        return self._noise.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on at a saved step."""
-        self._noise.load_state_dict(state)
-
-    @property
-    def _width(self) -> int:
-        return width_of(2 * self.num_levels + 1)
-
-    def _body_bytes(self, dim: int) -> int:
-        scales = num_buckets(dim, self.bucket_size) * SCALE.itemsize
-        return scales + packed_bytes(dim, self._width)
+    def _fields(self, dim: int) -> tuple[Field, ...]:
+        width = width_of(2 * self.num_levels + 1)
+        return scales_of(dim, self.bucket_size), integers(dim, width)

@@ -9,15 +9,14 @@ are sent,
 Biased, and for uneven gradients far off: use it inside ``ErrorFeedback``.
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from dome.compression.format import Format, from_numbers, to_numbers
-from dome.compression.message import Message
-from dome.compression.packing import pack_bits, packed_bytes, unpack_bits
-from dome.compression.vector import check_vector
+from dome.compression import method
+from dome.compression.fields import bits, numbers
+from dome.compression.format import Format
+from dome.compression.method import Parts
+from dome.compression.noise import Silence
 
 SCALE = torch.float32
 
@@ -31,45 +30,20 @@ class SignSGD:
     is_linear = False
     is_unbiased = False
 
+    __repr__, num_bits = method.described, method.num_bits
+    encode, decode, __call__ = method.encode, method.decode, method.round_trip
+    state_dict, load_state_dict = method.state_dict, method.load_state_dict
+
     def __init__(self) -> None:
-        self._format = Format("SignSGD", {}, _body_bytes)
+        self.noise = Silence()
+        self.format = Format("SignSGD", {}, lambda dim: (numbers(1, SCALE), bits(dim)))
 
-    def __repr__(self) -> str:
-        return str(self._format)
-
-    def num_bits(self, dim: int) -> int:
-        """Size of the message of a vector of D numbers, header included."""
-        return self._format.num_bits(dim)
-
-    @torch.no_grad()
-    def encode(self, vector: Tensor) -> Message:
-        """The message of a vector of shape (D,)."""
-        check_vector(vector)
+    def sent(self, vector: Tensor, _step: int) -> Parts:
+        """The mean magnitude, and which entries are negative."""
         scale = vector.abs().mean(dim=0, keepdim=True, dtype=torch.float64)
-        negative = (vector < 0).view(torch.uint8)
-        return self._format.write(
-            vector, 0, to_numbers(scale, SCALE), pack_bits(negative)
-        )
+        return scale, (vector < 0).view(torch.uint8)
 
-    @torch.no_grad()
-    def decode(self, message: Message) -> Tensor:
-        """The vector recovered from a message, shape (D,)."""
-        header = self._format.read(message)
-        scale = from_numbers(message.body[: SCALE.itemsize], SCALE, header.dtype)
-        negative = unpack_bits(message.body[SCALE.itemsize :], header.dim)
-        return scale - 2 * scale * negative
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        """What arrives of a vector of shape (D,)."""
-        return self.decode(self.encode(vector))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Nothing: a message depends on the vector alone."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to load."""
-
-
-def _body_bytes(dim: int) -> int:
-    return SCALE.itemsize + packed_bytes(dim, 1)
+    def recovered(self, parts: Parts, _dim: int, _step: int) -> Tensor:
+        """The signs times the scale, shape (D,)."""
+        scale, negative = parts
+        return negative.to(scale.dtype).mul_(-2).add_(1).mul_(scale)

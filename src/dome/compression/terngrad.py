@@ -10,26 +10,20 @@ layers, and short buckets serve the same end. Its clipping, which is biased, is 
 out.
 """
 
-from collections.abc import Mapping
-
-import torch
 from torch import Tensor
 
+from dome.compression import method
 from dome.compression.buckets import (
-    SCALE,
-    as_sent,
     check_bucket_size,
     from_levels,
-    in_buckets,
     largest_magnitudes,
-    num_buckets,
-    round_at_random,
+    rounded_by,
+    scales_of,
 )
-from dome.compression.format import Format, from_numbers
-from dome.compression.message import Message
+from dome.compression.fields import Field, trits
+from dome.compression.format import Format
+from dome.compression.method import Parts
 from dome.compression.noise import DEFAULT_SEED, Noise
-from dome.compression.packing import TRITS, pack_trits, unpack_trits
-from dome.compression.vector import check_vector
 
 
 class TernGrad:
@@ -43,61 +37,31 @@ class TernGrad:
     is_linear = False
     is_unbiased = True
 
+    __repr__, num_bits = method.described, method.num_bits
+    encode, decode, __call__ = method.encode, method.decode, method.round_trip
+    state_dict, load_state_dict = method.state_dict, method.load_state_dict
+    set_worker = method.set_worker
+
     def __init__(self, *, bucket_size: int = 512, seed: int = DEFAULT_SEED) -> None:
         check_bucket_size(bucket_size)
         self.bucket_size = bucket_size
-        self._noise = Noise(seed)
-        settings = {"bucket_size": bucket_size}
-        self._format = Format("TernGrad", settings, self._body_bytes)
-
-    def __repr__(self) -> str:
-        return str(self._format)
-
-    def set_worker(self, index: int) -> None:
-        """Say which worker this is: errors of workers are then independent."""
-        self._noise.worker = index
-
-    def num_bits(self, dim: int) -> int:
-        """Size of the message of a vector of D numbers, header included."""
-        return self._format.num_bits(dim)
+        self.noise = Noise(seed)
+        self.format = Format("TernGrad", {"bucket_size": bucket_size}, self._fields)
 
     def variance(self, dim: int) -> float:
         """ω = (√S − 1)/2, with E‖C(g) − g‖² ≤ ω ‖g‖²."""
         # E‖C‖² = m ‖x‖₁, which is at most (1 + √S)/2 ‖x‖².
         return (min(self.bucket_size, dim) ** 0.5 - 1) / 2
 
-    @torch.no_grad()
-    def encode(self, vector: Tensor) -> Message:
-        """The message of a vector of shape (D,), at the next step."""
-        check_vector(vector)
-        step = self._noise.next_step()
-        random = self._noise.generator(step, vector.device)
-        buckets = in_buckets(vector, self.bucket_size)
-        scales = as_sent(largest_magnitudes(buckets))
-        trits = round_at_random(buckets, scales, 1, random).flatten()[: len(vector)]
-        return self._format.write(vector, step, scales.flatten(), pack_trits(trits))
+    def sent(self, vector: Tensor, step: int) -> Parts:
+        """Maxima of buckets, and −1, 0 or 1 for each entry, plus 1."""
+        random = self.noise.generator(step, vector.device)
+        return rounded_by(largest_magnitudes, vector, self.bucket_size, 1, random)
 
-    @torch.no_grad()
-    def decode(self, message: Message) -> Tensor:
-        """The vector recovered from a message, shape (D,)."""
-        header = self._format.read(message)
-        end = num_buckets(header.dim, self.bucket_size) * SCALE.itemsize
-        scales = from_numbers(message.body[:end], SCALE, header.dtype)
-        trits = unpack_trits(message.body[end:], header.dim)
-        return from_levels(trits, scales, 1, self.bucket_size)
+    def recovered(self, parts: Parts, _dim: int, _step: int) -> Tensor:
+        """−1, 0 or 1 times their bucket's maximum, shape (D,)."""
+        scales, digits = parts
+        return from_levels(digits, scales, 1, self.bucket_size)
 
-    def __call__(self, vector: Tensor) -> Tensor:
-        """What arrives of a vector of shape (D,)."""
-        return self.decode(self.encode(vector))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The number of the next step."""
-        return self._noise.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on at a saved step."""
-        self._noise.load_state_dict(state)
-
-    def _body_bytes(self, dim: int) -> int:
-        scales = num_buckets(dim, self.bucket_size) * SCALE.itemsize
-        return scales + -(-dim // TRITS)
+    def _fields(self, dim: int) -> tuple[Field, ...]:
+        return scales_of(dim, self.bucket_size), trits(dim)

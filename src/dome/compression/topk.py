@@ -7,21 +7,16 @@ the others arrive as zeros. Biased: use it inside ``ErrorFeedback``.
     ‖C(g) − g‖² ≤ (1 − k/D) ‖g‖²
 """
 
-from collections.abc import Mapping
-
 import torch
 from torch import Tensor
 
-from dome.compression.format import Format, check_number_dtype, from_numbers, to_numbers
-from dome.compression.message import Message
-from dome.compression.packing import (
-    pack_integers,
-    packed_bytes,
-    unpack_integers,
-    width_of,
-)
+from dome.compression import method
+from dome.compression.fields import Field, integers, numbers
+from dome.compression.format import Format, check_number_dtype
+from dome.compression.method import Parts
+from dome.compression.noise import Silence
+from dome.compression.packing import width_of
 from dome.compression.rate import check_rate, num_sent
-from dome.compression.vector import check_vector
 
 STRIDE, MARGIN = 64, 16
 
@@ -41,65 +36,33 @@ class TopK:
     is_linear = False
     is_unbiased = False
 
+    __repr__, num_bits = method.described, method.num_bits
+    encode, decode, __call__ = method.encode, method.decode, method.round_trip
+    state_dict, load_state_dict = method.state_dict, method.load_state_dict
+
     def __init__(
         self, rate: float, *, value_dtype: torch.dtype = torch.float32
     ) -> None:
         check_rate(rate)
         check_number_dtype(value_dtype)
         self.rate, self.value_dtype = rate, value_dtype
+        self.noise = Silence()
         settings = {"rate": float(rate), "value_dtype": value_dtype}
-        self._format = Format("TopK", settings, self._body_bytes)
+        self.format = Format("TopK", settings, self._fields)
 
-    def __repr__(self) -> str:
-        return str(self._format)
+    def sent(self, vector: Tensor, _step: int) -> Parts:
+        """The largest values, and where they are."""
+        indices = _largest(vector.abs(), num_sent(len(vector), self.rate))
+        return vector[indices], indices
 
-    def num_bits(self, dim: int) -> int:
-        """Size of the message of a vector of D numbers, header included."""
-        return self._format.num_bits(dim)
+    def recovered(self, parts: Parts, dim: int, _step: int) -> Tensor:
+        """Values where they were, zeros elsewhere, shape (D,)."""
+        values, indices = parts
+        return values.new_zeros(dim).index_copy_(0, indices.long(), values)
 
-    @torch.no_grad()
-    def encode(self, vector: Tensor) -> Message:
-        """The message of a vector of shape (D,)."""
-        check_vector(vector)
-        k = num_sent(len(vector), self.rate)
-        indices = _largest(vector.abs(), k)
-        return self._format.write(
-            vector,
-            0,
-            to_numbers(vector[indices], self.value_dtype),
-            pack_integers(indices, width_of(len(vector))),
-        )
-
-    @torch.no_grad()
-    def decode(self, message: Message) -> Tensor:
-        """The vector recovered from a message, shape (D,)."""
-        header = self._format.read(message)
-        k = num_sent(header.dim, self.rate)
-        end = k * self.value_dtype.itemsize
-        values = from_numbers(message.body[:end], self.value_dtype, header.dtype)
-        width = width_of(header.dim)
-        indices = unpack_integers(message.body[end:], k, width).long()
-        if bool((indices.diff() <= 0).any()) or int(indices[-1]) >= header.dim:
-            raise ValueError(
-                f"the message is damaged: its indices do not increase up to "
-                f"{header.dim - 1}"
-            )
-        return values.new_zeros(header.dim).index_copy_(0, indices, values)
-
-    def __call__(self, vector: Tensor) -> Tensor:
-        """What arrives of a vector of shape (D,)."""
-        return self.decode(self.encode(vector))
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Nothing: a message depends on the vector alone."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to load."""
-
-    def _body_bytes(self, dim: int) -> int:
+    def _fields(self, dim: int) -> tuple[Field, ...]:
         k = num_sent(dim, self.rate)
-        return k * self.value_dtype.itemsize + packed_bytes(k, width_of(dim))
+        return numbers(k, self.value_dtype), integers(k, width_of(dim))
 
 
 def _largest(magnitudes: Tensor, count: int) -> Tensor:
@@ -112,10 +75,11 @@ def _largest(magnitudes: Tensor, count: int) -> Tensor:
 def _candidates(magnitudes: Tensor, count: int) -> Tensor:
     """Indices of magnitudes that the ``count`` largest are among."""
     # Every 64th entry tells about where twice as many lie, in a quarter of the time
-    # that selecting from all takes; should it mislead, all are candidates.
+    # that selecting from all takes; should it mislead, all are candidates. Not so on
+    # other devices, where their number would have to be waited for.
     sample = magnitudes[::STRIDE]
     rank = 2 * count // STRIDE + MARGIN
-    if rank <= len(sample):
+    if magnitudes.device.type == "cpu" and rank <= len(sample):
         threshold = sample.topk(rank).values[-1]
         above = (magnitudes >= threshold).nonzero().squeeze(1)
         if len(above) >= count:

@@ -11,6 +11,8 @@ from torch.func import vmap
 
 from dome.curvature.matrix import (
     BATCH_SIZE,
+    Device,
+    Dim,
     Loss,
     LossFn,
     Parameters,
@@ -34,6 +36,8 @@ class Covariance:
         batch_size: Samples that are computed at once, of (x, y).
     """
 
+    dim, device = Dim(), Device()
+
     def __init__(
         self,
         model: nn.Module,
@@ -42,34 +46,24 @@ class Covariance:
         *,
         batch_size: int = BATCH_SIZE,
     ) -> None:
-        self._loss = Loss(model, loss_fn, data, batch_size)
-
-    @property
-    def dim(self) -> int:
-        """D, the number of trainable parameters."""
-        return self._loss.layout.dim
-
-    @property
-    def device(self) -> torch.device:
-        """Where its products are computed."""
-        return self._loss.layout.device
+        self.loss = Loss(model, loss_fn, data, batch_size)
 
     def __matmul__(self, vector: Tensor) -> Tensor:
         """Σ v for a vector of shape (D,), in float64; one walk over the samples."""
-        v, layout = self._loss.split(vector), self._loss.layout
+        v, layout = self.loss.split(vector), self.loss.layout
         total = torch.zeros(layout.dim, dtype=torch.float64, device=layout.device)
         mean, gradient = total.new_zeros(()), torch.zeros_like(total)
-        theta = self._loss.parameters()
+        theta = self.loss.parameters()
         with differentiable_attention():
-            for batch, share in self._loss.walk():
+            for batch, share in self.loss.walk():
                 losses_at = partial(self._losses, batch=batch)
                 losses, forward, backward = linearized(losses_at, theta)
                 slopes = forward(v)
                 # Centred within the batch, for digits, and for the rest below.
                 shift = slopes.mean()
                 weights = (slopes - shift) / len(losses)
-                own = self._loss.joined(backward(torch.ones_like(losses) / len(losses)))
-                total.add_(self._loss.joined(backward(weights)), alpha=share)
+                own = self.loss.joined(backward(torch.ones_like(losses) / len(losses)))
+                total.add_(self.loss.joined(backward(weights)), alpha=share)
                 total.add_(own, alpha=share * float(shift))
                 gradient.add_(own, alpha=share)
                 mean += share * shift
@@ -77,6 +71,6 @@ class Covariance:
 
     def _losses(self, theta: Parameters, batch: Batch) -> Tensor:
         x, y = batch
-        z = self._loss.outputs(theta, x)
-        one = vmap(lambda z, y: self._loss.loss_fn(z[None], y[None]))
+        z = self.loss.outputs(theta, x)
+        one = vmap(lambda z, y: self.loss.loss_fn(z[None], y[None]))
         return one(z, y)

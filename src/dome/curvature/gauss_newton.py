@@ -3,12 +3,13 @@
 Letters: z = f(θ, x) the predictions, J = ∂z/∂θ, L the mean loss as a function of z.
 """
 
-import torch
 from torch import Tensor, nn
 from torch.func import grad
 
 from dome.curvature.matrix import (
     BATCH_SIZE,
+    Device,
+    Dim,
     LinearMap,
     Loss,
     LossFn,
@@ -39,6 +40,8 @@ class GaussNewton:
             at which the first product was asked for.
     """
 
+    dim, device = Dim(), Device()
+
     def __init__(
         self,
         model: nn.Module,
@@ -48,18 +51,8 @@ class GaussNewton:
         batch_size: int = BATCH_SIZE,
         keep_graphs: bool = False,
     ) -> None:
-        self._loss = Loss(model, loss_fn, data, batch_size)
-        self._products = Products(self._loss, self._of_batch, keep_graphs=keep_graphs)
-
-    @property
-    def dim(self) -> int:
-        """D, the number of trainable parameters."""
-        return self._loss.layout.dim
-
-    @property
-    def device(self) -> torch.device:
-        """Where its products are computed."""
-        return self._loss.layout.device
+        self.loss = Loss(model, loss_fn, data, batch_size)
+        self._products = Products(self.loss, self._of_batch, keep_graphs=keep_graphs)
 
     def __matmul__(self, vector: Tensor) -> Tensor:
         """G v for a vector of shape (D,), in float64."""
@@ -67,6 +60,6 @@ class GaussNewton:
 
     def _of_batch(self, theta: Parameters, batch: Batch) -> LinearMap:
         x, y = batch
-        z, forward, backward = linearized(lambda p: self._loss.outputs(p, x), theta)
-        _, bend = pulled(grad(lambda z: self._loss.loss_fn(z, y)), z)
+        z, forward, backward = linearized(lambda p: self.loss.outputs(p, x), theta)
+        _, bend = pulled(grad(lambda z: self.loss.loss_fn(z, y)), z)
         return lambda v: backward(bend(forward(v)))

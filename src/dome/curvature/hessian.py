@@ -1,11 +1,12 @@
 """The Hessian of the mean loss, ∇²L, by products with vectors (Pearlmutter, 1994)."""
 
-import torch
 from torch import Tensor, nn
 from torch.func import grad
 
 from dome.curvature.matrix import (
     BATCH_SIZE,
+    Device,
+    Dim,
     LinearMap,
     Loss,
     LossFn,
@@ -34,6 +35,8 @@ class Hessian:
             at which the first product was asked for.
     """
 
+    dim, device = Dim(), Device()
+
     def __init__(
         self,
         model: nn.Module,
@@ -43,18 +46,8 @@ class Hessian:
         batch_size: int = BATCH_SIZE,
         keep_graphs: bool = False,
     ) -> None:
-        self._loss = Loss(model, loss_fn, data, batch_size)
-        self._products = Products(self._loss, self._of_batch, keep_graphs=keep_graphs)
-
-    @property
-    def dim(self) -> int:
-        """D, the number of trainable parameters."""
-        return self._loss.layout.dim
-
-    @property
-    def device(self) -> torch.device:
-        """Where its products are computed."""
-        return self._loss.layout.device
+        self.loss = Loss(model, loss_fn, data, batch_size)
+        self._products = Products(self.loss, self._of_batch, keep_graphs=keep_graphs)
 
     def __matmul__(self, vector: Tensor) -> Tensor:
         """H v for a vector of shape (D,), in float64."""
@@ -62,5 +55,5 @@ class Hessian:
 
     def _of_batch(self, theta: Parameters, batch: Batch) -> LinearMap:
         # H is symmetric: what reverse mode gives, vᵀ H, is H v.
-        _, product = pulled(grad(lambda p: self._loss.of_batch(p, batch)), theta)
+        _, product = pulled(grad(lambda p: self.loss.of_batch(p, batch)), theta)
         return product

@@ -111,6 +111,28 @@ class Loss:
         return torch.cat([part.double() for part in parts])
 
 
+class OfLoss(Protocol):
+    """A matrix that is made from a loss."""
+
+    @property
+    def loss(self) -> Loss:
+        """The loss and its samples."""
+
+
+class Dim:
+    """D, the number of trainable parameters."""
+
+    def __get__(self, matrix: OfLoss, _: object) -> int:
+        return matrix.loss.layout.dim
+
+
+class Device:
+    """Where products are computed."""
+
+    def __get__(self, matrix: OfLoss, _: object) -> torch.device:
+        return matrix.loss.layout.device
+
+
 class Products:
     """Products with a matrix that is a mean over samples, batch by batch.
 

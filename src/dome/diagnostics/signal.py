@@ -63,10 +63,11 @@ def signal_to_noise(grads: Tensor, basis: Tensor | None = None) -> SignalToNoise
         )
     mean = grads.mean(dim=0, keepdim=True)
     deviation = grads - mean
-    spread, length = _squares(deviation), _squares(mean)
+    squares = torch.stack([_squares(deviation), _squares(mean)])
     if basis is not None:
-        spread -= float(multiply(deviation, basis).square().sum())
-        length -= float(multiply(mean, basis).square().sum())
+        inside = [multiply(rows, basis).square().sum() for rows in (deviation, mean)]
+        squares = squares - torch.stack(inside)
+    spread, length = squares.tolist()
     return from_squares(spread, length, len(grads))
 
 
@@ -77,5 +78,5 @@ def from_squares(spread: float, length: float, num_samples: int) -> SignalToNois
     return SignalToNoise(signal=length - noise, noise=noise)
 
 
-def _squares(rows: Tensor) -> float:
-    return float(squared_norms(rows).sum())
+def _squares(rows: Tensor) -> Tensor:
+    return squared_norms(rows).sum()

@@ -5,7 +5,8 @@ one after the other in the order of workers. Either way all workers decode the s
 bytes in the same order, and so hold the same bits. PowerSGD takes two sums a step.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from dome.compression import Compressor, ErrorFeedback, Message, PowerSGD
 from dome.distributed.handshake import Handshake, has_gradient, make_room, shake_hands
 from dome.distributed.workers import Workers
 from dome.parameters import Layout
+
+SUM = "the sum of the messages of all ranks"
 
 
 class Exchange:
@@ -45,11 +48,13 @@ class Exchange:
         message = self._begin(lambda: self._compressor.encode(vector))
         if self._compressor.is_linear:
             self._workers.add_up_(message.numbers, "messages")
-            return self._compressor.decode(message) / self._workers.size
+            with self._received(SUM):
+                return self._compressor.decode(message) / self._workers.size
         payloads = self._workers.gather(message.payload, "messages")
         total = torch.zeros_like(vector)
-        for payload in payloads.chunk(self._workers.size):
-            total += self._compressor.decode(Message(payload.clone()))
+        for rank, payload in enumerate(payloads.chunk(self._workers.size)):
+            with self._received(f"the message of rank {rank}"):
+                total += self._compressor.decode(Message(payload.clone()))
         return total / self._workers.size
 
     def _in_two_sums(self, vector: Tensor, inner: PowerSGD) -> Tensor:
@@ -60,9 +65,11 @@ class Exchange:
             carried = feedback.carried(vector)
         left = self._begin(lambda: inner.encode_left(carried))
         self._workers.add_up_(left.numbers, "messages")
-        right = inner.encode_right(left)
+        with self._received(SUM):
+            right = inner.encode_right(left)
         self._workers.add_up_(right.numbers, "messages")
-        average = inner.decode_right(right) / self._workers.size
+        with self._received(SUM):
+            average = inner.decode_right(right) / self._workers.size
         if isinstance(feedback, ErrorFeedback):
             feedback.remember(carried - average)
         return average
@@ -92,6 +99,16 @@ class Exchange:
         make_room(self._layout, everyone)
         self._num_steps += 1
         return message
+
+    @contextmanager
+    def _received(self, what: str) -> Iterator[None]:
+        """Say whose message it was that could not be read, and who read it."""
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(
+                f"{what} cannot be read by rank {self._workers.rank}: {error}"
+            ) from error
 
     def share_memory(self) -> None:
         """Give every worker the average of their error-feedback memories.

@@ -18,13 +18,15 @@ from dome.compression import (
     TernGrad,
     TopK,
 )
+from dome.compression.checksum import num_before_sums
 from dome.compression.message import HEADER_BYTES
 from dome.parameters import Layout
 from dome_lab.paper.randomness import SKETCH_NOISE, generator
 from dome_lab.paper.run import Run
 
 NUMBER_BITS = 32
-HEADER_BITS = 8 * HEADER_BYTES  # of every message, not counted here
+# Of every message, not counted here; nor are the sums behind numbers that are added.
+HEADER_BITS = 8 * HEADER_BYTES
 ROUNDING = 64  # a message ends with a whole number, and with a whole byte
 MOST_RANK = 16  # of PowerSGD
 LEVELS = (127, 63, 31, 15, 7, 3, 1)  # of QSGD: as many bits less one
@@ -62,7 +64,10 @@ def _largest(choices: Iterable[Compressor], layout: Layout, most: float) -> Comp
 
 
 def _bits(compressor: Compressor, dim: int) -> int:
-    return compressor.num_bits(dim) - HEADER_BITS
+    bits = compressor.num_bits(dim) - HEADER_BITS
+    if not compressor.is_linear:
+        return bits
+    return NUMBER_BITS * num_before_sums(bits // NUMBER_BITS)
 
 
 def _top(rate: float, layout: Layout, _: int) -> Iterable[Compressor]:
