@@ -93,7 +93,8 @@ class Ledger:
     def error(self, num_updates: int) -> Steps[Tensor]:
         """|UᵀU − I| of the columns that are there, now and then; else −1."""
         if num_updates == 0 or num_updates % self._every:
-            return torch.tensor(-1.0, dtype=torch.float64, device=self._U.device)
+            # Not torch.tensor(): a number that is copied to a device waits for it.
+            return torch.full((), -1.0, dtype=torch.float64, device=self._U.device)
         C: Tensor = yield from self._U.gram()
         # Columns that the data has not reached yet are zero.
         return (C - torch.diag((C.diagonal() > 0).to(C.dtype))).abs().max()

@@ -1,0 +1,106 @@
+import pytest
+import torch
+from device.training import attached, seeded_batches
+from torch.nn.functional import cross_entropy
+
+import dome
+from dome.compression import (
+    QSGD,
+    ErrorFeedback,
+    GaussianSketch,
+    HadamardSketch,
+    RandomK,
+    SignSGD,
+    TernGrad,
+    TopK,
+)
+
+# Waits of a step, at most, in the order of docs/performance.md.
+STEP = {
+    "power": ({}, 2),
+    "16 bits": ({"basis_dtype": torch.bfloat16}, 2),
+    "now and then": ({"update_every": 2}, 2),
+    "forgetting": ({"forget": 0.3}, 2),
+    "layer-wise": ({"layout": "layerwise"}, 3),
+    "layer-wise, other ranks": ({"layout": "layerwise", "rank": {"0": 3, "2": 2}}, 3),
+    "a sketch": ({"after": GaussianSketch(4.0)}, 3),
+    # Eigenvectors of small matrices: torch looks whether each eigh went well.
+    "oversampled": ({"oversample": 4}, 3),
+    "svd": ({"tracker": "svd"}, 4),
+    "layer-wise svd": ({"tracker": "svd", "layout": "layerwise"}, 4),
+}
+# A message is checked when it is made and when it is read, as if it had travelled.
+MESSAGES = {
+    "topk": lambda: TopK(4.0),
+    "randomk": lambda: RandomK(4.0),
+    "signsgd": SignSGD,
+    "qsgd": lambda: QSGD(3),
+    "terngrad": TernGrad,
+    "hadamard": lambda: HadamardSketch(4.0),
+    "topk with feedback": lambda: ErrorFeedback(TopK(4.0)),
+}
+MESSAGE = 10
+
+
+def told(waits):
+    return "\n".join(map(str, waits))
+
+
+def steps(device, num=4, **options):
+    """Waits of forward and backward, of the step and of .stats, step by step."""
+    model, optimizer, grad_filter = attached(device.name, **options)
+    for x, y in seeded_batches(num):
+        inputs, targets = x.to(device.name), y.to(device.name)
+        optimizer.zero_grad()
+        with device.counting() as before:
+            cross_entropy(model(inputs), targets).backward()
+        with device.counting() as during:
+            optimizer.step()
+        with device.counting() as after:
+            _ = grad_filter.stats
+        yield before, during, after
+
+
+def test_forward_and_backward_do_not_wait(simulated):
+    for before, _, _ in steps(simulated):
+        assert not before, told(before)
+
+
+@pytest.mark.parametrize(("options", "most"), STEP.values(), ids=STEP.keys())
+def test_a_step_waits_no_more_often_than_it_must(options, most, simulated):
+    _, *settled = steps(simulated, **options)
+    for before, during, _ in settled:
+        assert not before, told(before)
+        assert len(during) <= most, told(during)
+
+
+@pytest.mark.parametrize("layout", ["global", "layerwise"])
+def test_stats_wait_once(layout, simulated):
+    for _, _, after in steps(simulated, layout=layout):
+        assert len(after) == 1, told(after)
+
+
+def test_waits_do_not_grow_with_the_number_of_layers(simulated):
+    counts = []
+    for width in (1, 6):
+        model = torch.nn.Sequential(
+            *(torch.nn.Linear(8, 8) for _ in range(width)), torch.nn.Linear(8, 3)
+        ).to(simulated.name)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        dome.attach(model, optimizer, 3, layout="layerwise")
+        for x, y in seeded_batches(3):
+            optimizer.zero_grad()
+            inputs, targets = x.to(simulated.name), y.to(simulated.name)
+            cross_entropy(model(inputs), targets).backward()
+            with simulated.counting() as waits:
+                optimizer.step()
+        counts.append(len(waits))
+    assert counts[1] <= counts[0], told(waits)
+
+
+@pytest.mark.parametrize("make", MESSAGES.values(), ids=MESSAGES.keys())
+def test_messages_wait_a_fixed_number_of_times(make, simulated):
+    _, *settled = steps(simulated, after=make())
+    for before, during, _ in settled:
+        assert not before, told(before)
+        assert len(during) <= MESSAGE, told(during)
