@@ -13,10 +13,10 @@ Zero means written out at every update, as if there were no product.
 import argparse
 import math
 
+import dome.numerics.tall
 import torch
 from torch.nn.functional import cross_entropy
 
-import dome.numerics.tall
 from dome import StreamingPower, per_sample_gradients
 from dome.numerics.angles import largest_angle
 from dome_lab.bench.training import Loop

@@ -1,10 +1,10 @@
 import pytest
+from samples.loop import per_sample_loop, sum_loss, tensors_in
+from samples.models import built
 from samples.rules.cases_indexing import INDEXING
 from samples.rules.cases_layers import LAYERS
 from samples.rules.cases_parameters import PARAMETERS
 from samples.rules.cases_sequences import SEQUENCES, TIME_FIRST
-from samples.loop import per_sample_loop, sum_loss, tensors_in
-from samples.models import built
 from torch.testing import assert_close
 
 from dome.parameters import Layout

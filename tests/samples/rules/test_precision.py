@@ -1,12 +1,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from samples.loop import per_sample_loop, sum_loss, tensors_in
+from samples.models import built
 from samples.rules.cases_indexing import GROUPED
 from samples.rules.cases_layers import LAYERS
 from samples.rules.cases_parameters import PARAMETERS
 from samples.rules.cases_sequences import SEQUENCES
-from samples.loop import per_sample_loop, sum_loss, tensors_in
-from samples.models import built
 from torch import nn
 from torch.testing import assert_close
 
