@@ -498,7 +498,7 @@ def test_a_checkpoint_of_another_model_rank_layout_or_tracker_is_refused_by_name
     with pytest.raises(ValueError, match=r"has parameter '2.bias', which is not"):
         load(nn.Sequential(nn.Linear(8, 16)).double())
     with pytest.raises(
-        ValueError, match=r"block 'all': .* tracks 4 directions.*and 5 here"
+        ValueError, match=r"block 'all' .* tracks 4 directions.*and 5 here"
     ):
         load(small_classifier(), rank=5)
     with pytest.raises(ValueError, match=r"bases for 'all', this filter for '0', '2'"):

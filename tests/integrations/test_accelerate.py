@@ -76,7 +76,7 @@ def test_the_scaler_of_a_prepared_optimizer_is_found():
     grad_filter.detach()
     optimizer.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     grad_filter = attach(model, optimizer, rank=4)
-    assert grad_filter._schedule.scaler is optimizer.scaler
+    assert grad_filter._options.scaler is optimizer.scaler
     grad_filter.detach()
 
 

@@ -94,7 +94,9 @@ class Blockwise:
                 try:
                     tracker.check_state(states.below_prefix(_prefix(name), state))
                 except ValueError as error:
-                    raise ValueError(f"block {name!r}: {error}") from None
+                    raise ValueError(
+                        f"the basis of block {name!r} cannot be loaded: {error}"
+                    ) from None
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Give every tracker its state back."""

@@ -45,8 +45,13 @@ def test_float32_rows_are_those_of_the_loop(name):
 @pytest.mark.parametrize("name", sorted(CASES.keys() - NO_AUTOCAST))
 def test_autocast_output_is_plain_autocasts_and_rows_are_float32(name):
     plain, model, inputs = built(CASES[name])
-    with torch.autocast("cpu", torch.bfloat16):
-        expected = plain(*inputs)
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            expected = plain(*inputs)
+    except RuntimeError as error:
+        if "primitive descriptor" not in str(error):
+            raise
+        pytest.skip("torch itself has no bfloat16 kernel for this on this CPU")
     sum_loss(expected).backward()
     output, rows = captured(model, inputs, torch.bfloat16)
     pairs = list(zip(tensors_in(output), tensors_in(expected), strict=True))
