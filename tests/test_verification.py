@@ -64,3 +64,100 @@ def test_batch_norm_in_training_mode_is_refused_by_name(rng):
     model = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3)).double()
     with pytest.raises(ValueError, match="layer '1' is batch norm in training mode"):
         dome.verify(model, cross_entropy, *next(batches(rng, 1)))
+
+
+LOSSES = {
+    "sum": lambda z, y: cross_entropy(z, y, reduction="sum"),
+    "ignored": lambda z, y: cross_entropy(z, y, ignore_index=0),
+    "weighted": lambda z, y: cross_entropy(
+        z, y, weight=torch.arange(1.0, z.shape[1] + 1, dtype=z.dtype)
+    ),
+    "coupled": lambda z, y: cross_entropy(z - z.mean(0), y),
+}
+
+
+@pytest.mark.parametrize("loss_fn", LOSSES.values(), ids=LOSSES.keys())
+def test_a_loss_that_weighs_or_couples_samples_agrees(rng, loss_fn):
+    model = small_classifier()
+    (x, y), *_ = batches(rng, 1)
+    report = dome.verify(model, loss_fn, x, y)
+    assert report.ok, report
+
+
+def test_shares_sum_to_the_gradient_whatever_the_reduction(rng):
+    model = small_classifier()
+    (x, y), *_ = batches(rng, 1)
+    loss_fn = LOSSES["sum"]
+    G = dome.per_sample_gradients(model, loss_fn, x, y, loss_reduction="sum")
+    loss_fn(model(x), y).backward()
+    total = torch.cat([p.grad.flatten() for p in model.parameters()])
+    torch.testing.assert_close(G.sum(0), total)
+    with pytest.raises(ValueError, match="loss_reduction must be one of"):
+        dome.per_sample_gradients(model, loss_fn, x, y, loss_reduction="none")
+
+
+class Returns(nn.Module):
+    def __init__(self, wrap=lambda loss, z: {"loss": loss, "logits": z}):
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 4), nn.Linear(4, 5)
+        self.wrap = wrap
+
+    def forward(self, words, labels=None, *, scale=1.0):
+        z = scale * self.head(self.table(words))
+        if labels is None:
+            return {"logits": z}
+        loss = cross_entropy(z.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        return self.wrap(loss, z)
+
+
+def sentences(rng):
+    labels = torch.randint(5, (4, 6), generator=rng)
+    labels[1, 3:], labels[2, 1:] = -100, -100
+    return {"words": torch.randint(9, (4, 6), generator=rng), "labels": labels}
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda loss, z: {"loss": loss, "logits": z}, lambda loss, z: (loss, z)],
+    ids=["dictionary", "tuple"],
+)
+def test_a_model_that_returns_its_loss_takes_a_dictionary(rng, wrap):
+    report = dome.verify(Returns(wrap).double(), None, sentences(rng))
+    assert report.ok, report
+    assert report.num_samples == 4
+    assert report.errors[-1].name == "(the loss itself)"
+
+
+def test_a_model_takes_inputs_by_name_and_a_loss_of_results_alone(rng):
+    model, batch = Returns().double(), sentences(rng)
+
+    def loss_fn(output):
+        z = output["logits"].flatten(0, 1)
+        return cross_entropy(z, batch["labels"].flatten(), ignore_index=-100)
+
+    report = dome.verify(model, loss_fn, (batch["words"],), scale=0.5)
+    assert report.ok, report
+
+
+def test_a_returned_loss_that_samples_do_not_add_up_to_is_found(rng):
+    class Bent(Returns):
+        def forward(self, words, labels):
+            loss = super().forward(words, labels)["loss"]
+            return loss + loss.square()
+
+    report = dome.verify(Bent().double(), None, sentences(rng))
+    assert "(the loss itself)" in [e.name for e in report.wrong]
+
+
+def test_a_model_without_a_loss_is_named(rng):
+    with pytest.raises(ValueError, match="dict without a scalar loss"):
+        dome.verify(Returns().double(), None, {"words": sentences(rng)["words"]})
+
+
+def test_results_that_hold_no_samples_are_named(rng):
+    model = nn.Sequential(nn.Linear(8, 3), nn.Flatten(0)).double()
+    (x, y), *_ = batches(rng, 1)
+    with pytest.raises(ValueError, match=r"shape \(36,\) is \(3,\) for one sample"):
+        dome.verify(model, lambda z, y: z.sum(), x, y)
+    with pytest.raises(ValueError, match="no tensor whose first dimension"):
+        dome.verify(model, None, {"scale": 2.0})

@@ -6,7 +6,7 @@ from typing import Any
 import diffusers
 import torch
 
-from model_zoo.judge import Case
+from model_zoo.judge import Case, Value
 
 B = 3
 
@@ -15,7 +15,7 @@ def made(
     name: str,
     inputs: Callable[[], dict[str, Any]],
     allowed: float | None = None,
-    **config: Any,
+    **config: Value,
 ) -> Callable[[], Case]:
     """A case of a model class by its name."""
     return lambda: Case(getattr(diffusers, name)(**config), inputs(), allowed=allowed)

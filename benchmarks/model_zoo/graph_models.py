@@ -8,7 +8,7 @@ import torch_geometric.nn as geometric
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from model_zoo.judge import Case
+from model_zoo.judge import Case, Value
 
 SIZES = (3, 5, 4)
 
@@ -30,7 +30,7 @@ class Net(nn.Module):
     """Two layers, pooled to one prediction a graph."""
 
     def __init__(
-        self, first: nn.Module, second: nn.Module, pool: Any, width: int
+        self, first: nn.Module, second: nn.Module, pool: Value, width: int
     ) -> None:
         super().__init__()
         self.first, self.second, self.pool = first, second, pool
@@ -43,6 +43,7 @@ class Net(nn.Module):
         batch: Tensor,
         edge_attr: Tensor | None = None,
     ) -> Tensor:
+        """One row of predictions a graph."""
         edges = () if edge_attr is None else (edge_attr,)
         h = self.first(x, edge_index, *edges).relu()
         h = self.second(h, edge_index, *edges).relu()
@@ -58,6 +59,7 @@ class Normed(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        """One row of predictions a graph."""
         h = self.norm(self.layer(x, edge_index), batch)
         return self.head(geometric.global_mean_pool(h, batch))
 
@@ -71,6 +73,7 @@ class Pooled(nn.Module):
         self.pooling, self.head = pooling, nn.Linear(8, 3)
 
     def forward(self, x: Tensor, edge_index: Tensor, batch: Tensor) -> Tensor:
+        """One row of predictions a graph."""
         h = self.first(x, edge_index).relu()
         h, edges, _, kept, *_ = self.pooling(h, edge_index, None, batch)
         h = geometric.global_mean_pool(
@@ -87,6 +90,7 @@ class Whole(nn.Module):
         self.net = Net(geometric.GCNConv(5, 8), geometric.GCNConv(8, 8), mean, 8)
 
     def forward(self, data: Data) -> Tensor:
+        """One row of predictions a graph."""
         return self.net(data.x, data.edge_index, data.batch)
 
 
@@ -109,7 +113,7 @@ def case(model: nn.Module, edges: bool = False) -> Case:
 
 def layers(
     make: Callable[..., nn.Module],
-    pool: Any = mean,
+    pool: Value = mean,
     edges: bool = False,
     width: int = 8,
 ) -> Callable[[], Case]:

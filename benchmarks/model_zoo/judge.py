@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from dome.parameters import Layout
 from dome.samples import PerSample
 
+# Whatever other people's models take and return.
+Value = Any
+
 # Two ways to sum the same numbers, relative to the largest entry of the parameter.
 BATCH = 3
 ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -47,7 +50,7 @@ class Verdict:
     error: float | None = None
 
 
-# What to try where the model as it is cannot be captured, by what to write in the table.
+# What to try where a model as it is cannot be captured, as the table says it.
 OPTIONS: dict[str, tuple[bool, dict[str, Any]]] = {
     "": (False, {}),
     "`.eval()` on its batch norms": (True, {}),
@@ -97,7 +100,7 @@ def _freeze_norms(model: nn.Module) -> None:
             module.eval()
 
 
-def _captured(model: nn.Module, case: Case, **keywords: Any) -> Tensor:
+def _captured(model: nn.Module, case: Case, **keywords: Value) -> Tensor:
     source = PerSample(model, Layout(model), **keywords)
     try:
         model.zero_grad()
@@ -160,7 +163,7 @@ _RESULTS = (
 )
 
 
-def _loss(output: Any) -> Tensor:
+def _loss(output: Value) -> Tensor:
     """A sum over samples of something that depends on every entry of the results."""
     for name in _RESULTS:
         if not isinstance(output, Tensor) and getattr(output, name, None) is not None:
@@ -170,6 +173,6 @@ def _loss(output: Any) -> Tensor:
     return (first.tanh() * weights.view(first[0].shape)).sum()
 
 
-def _first(output: Any) -> Tensor:
+def _first(output: Value) -> Tensor:
     values = output.values() if hasattr(output, "values") else output
     return next(v for v in values if isinstance(v, Tensor) and v.requires_grad)

@@ -1,20 +1,19 @@
 """Adapters of PEFT on a small Llama, and on a small convolutional model."""
 
 from collections.abc import Callable
-from typing import Any
 
 import peft
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from model_zoo.judge import Case
+from model_zoo.judge import Case, Value
 from model_zoo.transformers_models import KEY_VALUE, SMALL, words
 
 LAYERS = ["q_proj", "v_proj"]
 
 
-def adapted(kind: str, **options: Any) -> Callable[[], Case]:
+def adapted(kind: str, **options: Value) -> Callable[[], Case]:
     """A Llama with an adapter whose parameters are all different from zero."""
 
     def make() -> Case:
@@ -27,7 +26,7 @@ def adapted(kind: str, **options: Any) -> Callable[[], Case]:
     return make
 
 
-def convolutional(kind: str, **options: Any) -> Callable[[], Case]:
+def convolutional(kind: str, **options: Value) -> Callable[[], Case]:
     """The same of convolutions."""
 
     def make() -> Case:

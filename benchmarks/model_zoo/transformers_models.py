@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-from model_zoo.judge import Case
+from model_zoo.judge import Case, Value
 
 B, T, V = 3, 6, 50
 SMALL = {
@@ -52,7 +52,7 @@ def made(
     config: dict[str, Any],
     inputs: Callable[[], dict[str, Any]] = words,
     dtype: torch.dtype = torch.float64,
-    **extra: Any,
+    **extra: Value,
 ) -> Callable[[], Case]:
     """A case of a model class by its name."""
 
@@ -65,12 +65,14 @@ def made(
     return make
 
 
-def causal(name: str, dtype: torch.dtype = torch.float64, **more: Any):  # noqa: ANN201
+def causal(
+    name: str, dtype: torch.dtype = torch.float64, **more: Value
+) -> Callable[[], Case]:
     """A language model with the usual names of sizes."""
     return made(f"{name}ForCausalLM", SMALL | KEY_VALUE | more, dtype=dtype)
 
 
-def encoder(name: str, **more: Any):  # noqa: ANN201
+def encoder(name: str, **more: Value) -> Callable[[], Case]:
     """An encoder with the usual names of sizes."""
     return made(f"{name}Model", SMALL | more)
 

@@ -12,6 +12,9 @@ from torch import Tensor, nn
 
 from dome.parameters import Layout, Slot
 from dome.samples import per_sample_gradients
+from dome.samples.functional import sample_shares
+from dome.samples.literal import Call, Inputs, loss_of, shares, weighted_losses
+from dome.samples.tracing.nested import Value
 from dome.samples.tracing.refuse import check_capturable
 
 # Two ways to sum the same numbers differ by a few roundings of the largest one.
@@ -75,33 +78,59 @@ class Report:
 
 def verify(
     model: nn.Module,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    x: Tensor,
-    y: Tensor,
+    loss_fn: Callable[..., Tensor] | None,
+    x: Inputs,
+    y: Tensor | None = None,
+    **inputs: Value,
 ) -> Report:
     """Compare captured samples with one forward and backward a sample.
 
-    The model is put into evaluation mode for it, so that dropout does not make the two
-    differ, and back. ``.grad`` is not touched.
+    A sample's gradient is that of its share of the batch loss: the loss as it is of the
+    whole batch, through the results of that sample alone. So a loss that weighs samples
+    (``ignore_index``, class weights) or sums them is compared as it is. The model is
+    put into evaluation mode for it, so that dropout does not make the two differ, and
+    back. ``.grad`` is not touched.
 
     Args:
         model: The model to check.
-        loss_fn: Maps a batch of predictions and targets to a scalar mean.
-        x: Inputs, shape (B, ...).
+        loss_fn: Maps predictions and targets to a scalar, or predictions alone if y is
+            not given; None if the model returns its loss. Then a share is compared up
+            to the weight that the sample has in the batch.
+        x: Inputs, shape (B, ...); a tuple of them, or a dictionary of named ones.
         y: Targets, shape (B, ...).
+        **inputs: More inputs by their names.
     """
     check_capturable(model)  # in the mode it is trained in
     layout = Layout(model)
+    batch = Call.of(x, inputs)
+    extra: tuple[ParameterError, ...] = ()
     with _evaluating(model):
-        captured = per_sample_gradients(model, loss_fn, x, y)
-        literal = torch.stack(
-            list(_one_backward_a_sample(model, layout, loss_fn, x, y))
-        )
+        if loss_fn is None:
+            captured = sample_shares(model, lambda: loss_of(batch.run(model)))
+            literal, missed = weighted_losses(model, layout, batch, captured)
+            extra = (ParameterError("(the loss itself)", missed),)
+        else:
+            captured = _captured(model, loss_fn, batch, x, y)
+            literal = shares(model, layout, loss_fn, batch, y) * len(captured)
     errors = tuple(
         ParameterError(slot.name, _deviation(captured, literal, slot))
         for slot in layout.slots
     )
-    return Report(errors, TOLERANCE[layout.dtype], len(captured))
+    return Report((*errors, *extra), TOLERANCE[layout.dtype], len(captured))
+
+
+def _captured(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    batch: Call,
+    x: Inputs,
+    y: Tensor | None,
+) -> Tensor:
+    if isinstance(x, Tensor) and y is not None and not batch.kwargs:
+        return per_sample_gradients(model, loss_fn, x, y)
+    targets = () if y is None else (y,)
+    rows = sample_shares(model, lambda: loss_fn(batch.run(model), *targets))
+    return rows * len(rows)
 
 
 def _deviation(captured: Tensor, literal: Tensor, slot: Slot) -> float:
@@ -111,24 +140,6 @@ def _deviation(captured: Tensor, literal: Tensor, slot: Slot) -> float:
     # A parameter without any gradient is measured against the whole.
     scale = largest if largest > 0 else literal.abs().max()
     return float(deviation / scale if scale > 0 else deviation)
-
-
-def _one_backward_a_sample(
-    model: nn.Module,
-    layout: Layout,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    x: Tensor,
-    y: Tensor,
-) -> Iterator[Tensor]:
-    for b in range(len(x)):
-        loss = loss_fn(model(x[b : b + 1]), y[b : b + 1])
-        grads = torch.autograd.grad(loss, layout.parameters, allow_unused=True)
-        yield torch.cat(
-            [
-                (torch.zeros_like(p) if g is None else g).reshape(-1)
-                for p, g in zip(layout.parameters, grads, strict=True)
-            ]
-        )
 
 
 @contextmanager

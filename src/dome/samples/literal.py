@@ -1,0 +1,167 @@
+"""One forward and backward a sample: what captured samples are held against.
+
+Shapes: rows (B, D), one sample a row.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from dome.parameters import Layout
+from dome.samples.sources.capture import capture_paused
+from dome.samples.tracing.nested import Value, tensors, unpacked
+
+Inputs = Tensor | tuple[Value, ...] | list[Value] | Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a model is called with, for a whole batch or for one sample of it.
+
+    Attributes:
+        args: Inputs by place.
+        kwargs: Inputs by name.
+        num_samples: B, the length of the first tensor.
+    """
+
+    args: tuple[Value, ...]
+    kwargs: dict[str, Value]
+    num_samples: int
+
+    @classmethod
+    def of(cls, x: Inputs, more: Mapping[str, Value]) -> "Call":
+        """From one tensor, a tuple of inputs or a dictionary of named ones."""
+        named = dict(x) if isinstance(x, Mapping) else {}
+        args = () if isinstance(x, Mapping) else (x,) if isinstance(x, Tensor) else x
+        kwargs = {**named, **more}
+        first = next(tensors(unpacked((args, kwargs))), None)
+        if first is None or not first.ndim:
+            raise ValueError(
+                "the inputs have no tensor whose first dimension is samples"
+            )
+        return cls(tuple(args), kwargs, len(first))
+
+    def run(self, model: nn.Module) -> Value:
+        """What the model returns."""
+        return model(*self.args, **self.kwargs)
+
+    def one(self, b: int) -> "Call":
+        """Sample b alone: its entry of every tensor that holds B of them."""
+
+        def own(t: Tensor) -> Tensor:
+            return t[b : b + 1] if t.ndim and len(t) == self.num_samples else t
+
+        args, kwargs = rebuilt((self.args, self.kwargs), own)
+        return Call(args, kwargs, 1)
+
+
+def rebuilt(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
+    """The same containers with every tensor in them changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        made = {k: rebuilt(v, change) for k, v in value.items()}
+        return made if type(value) is dict else type(value)(**made)
+    if isinstance(value, tuple | list):
+        parts = [rebuilt(v, change) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in fields(value)]
+        return replace(value, **{n: rebuilt(getattr(value, n), change) for n in names})
+    return value
+
+
+def shares(
+    model: nn.Module,
+    layout: Layout,
+    loss_fn: Callable[..., Tensor],
+    batch: Call,
+    y: Tensor | None,
+) -> Tensor:
+    """The gradient of each sample's share of a loss of the model's results.
+
+    The loss is taken of the whole batch once; each sample is then run alone, and its
+    results get the gradient that this loss has at them.
+    """
+    with capture_paused(model):
+        with torch.no_grad():
+            found = batch.run(model)
+        results = rebuilt(found, _as_leaf)
+        leaves = [t for t in tensors(unpacked(results)) if t.requires_grad]
+        loss = loss_fn(results) if y is None else loss_fn(results, y)
+        deltas = torch.autograd.grad(loss, leaves, allow_unused=True)
+        rows = []
+        for b in range(batch.num_samples):
+            own = rebuilt(batch.one(b).run(model), lambda t: t)
+            alone = [t for t in tensors(unpacked(own)) if t.is_floating_point()]
+            total = torch.zeros((), device=layout.device)
+            for t, delta in zip(alone, deltas, strict=True):
+                if delta is not None:
+                    total = total + (t * _entry(delta, t, b, batch.num_samples)).sum()
+            rows.append(_gradient(total, layout))
+    return torch.stack(rows)
+
+
+def weighted_losses(
+    model: nn.Module, layout: Layout, batch: Call, rows: Tensor
+) -> tuple[Tensor, float]:
+    """The gradients of the losses that a model returns, each as large as its row.
+
+    A mean over words or boxes weighs samples by how many they have: the weight of each
+    is taken from its row, one number for all parameters. The weights are held against
+    the loss itself.
+
+    Returns:
+        Rows (B, D), and by what share the weighted losses miss the batch's.
+    """
+    literal, total = [], 0.0
+    with capture_paused(model):
+        whole = float(loss_of(batch.run(model)).detach())
+        for b in range(batch.num_samples):
+            loss = loss_of(batch.one(b).run(model))
+            own = _gradient(loss, layout)
+            weight = float(rows[b] @ own / (own @ own)) if own.any() else 0.0
+            total += weight * float(loss.detach())
+            literal.append(weight * own)
+    return torch.stack(literal), abs(total - whole) / max(abs(whole), 1e-30)
+
+
+def loss_of(output: Value) -> Tensor:
+    """The loss among what a model returns: it, ``.loss``, ``["loss"]`` or the first."""
+    named = output.get("loss") if isinstance(output, Mapping) else None
+    first = output[0] if isinstance(output, tuple | list) and output else None
+    for value in (output, getattr(output, "loss", named), first):
+        if isinstance(value, Tensor) and value.numel() == 1:
+            return value.reshape(())
+    raise ValueError(
+        f"the model returned {type(output).__name__} without a scalar loss: pass a "
+        "loss_fn, or the labels that the model needs for its own"
+    )
+
+
+def _as_leaf(t: Tensor) -> Tensor:
+    return t.detach().clone().requires_grad_() if t.is_floating_point() else t
+
+
+def _entry(delta: Tensor, own: Tensor, b: int, batch: int) -> Tensor:
+    """The part of δ (.., B, ..) that belongs to the results of sample b alone."""
+    for dim in range(delta.ndim):
+        if delta.shape[dim] == batch and delta.narrow(dim, 0, 1).shape == own.shape:
+            return delta.narrow(dim, b, 1)
+    raise ValueError(
+        f"a result of shape {tuple(delta.shape)} is {tuple(own.shape)} for one sample "
+        f"alone: the loss must take results that hold the {batch} samples in one "
+        "dimension"
+    )
+
+
+def _gradient(loss: Tensor, layout: Layout) -> Tensor:
+    if not loss.requires_grad:
+        return torch.zeros(layout.dim, dtype=layout.dtype, device=layout.device)
+    grads = torch.autograd.grad(loss, layout.parameters, allow_unused=True)
+    pairs = zip(layout.parameters, grads, strict=True)
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs]
+    )
