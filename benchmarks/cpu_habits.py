@@ -1,0 +1,99 @@
+"""What each habit of ``dome.numerics.cpu`` gains in a filtered step.
+
+    python benchmarks/cpu_habits.py [--rank 100] [--rounds 60]
+
+Filtered training loops take turns in one process, each with one habit replaced by the
+plain product. A row says by how much the step then takes longer, as a share of the
+filtered step, from the lower quartile over rounds; on one thread and on two. What gains
+less than a twentieth of a step at B = 16 and at B = 128 should go.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from dome.numerics import cpu, passes
+from dome_lab.bench.training import filtered_loop, updates_to_settle
+
+
+def plain_product(wide: Tensor, tall: Tensor) -> Tensor:
+    """A C in one call."""
+    return (wide @ tall).double()
+
+
+def plain_subtraction(vector: Tensor, S: Tensor, c: Tensor) -> None:
+    """v − S c in one call."""
+    vector.sub_(S @ c)
+
+
+# What is replaced, and by what.
+HABITS: dict[str, tuple[object, str, Callable[..., object]]] = {
+    "each thread its own rows": (cpu, "num_lanes", lambda _: 1),
+    "products by pieces": (passes, "sum_of_pieces", plain_product),
+    "one vector as a bag": (cpu, "weighted_rows", plain_product),
+    "U c by pieces": (cpu, "subtract_", plain_subtraction),
+}
+
+
+@contextmanager
+def without(habit: str | None) -> Iterator[None]:
+    """Replace a habit by the plain product for a while."""
+    if habit is None:
+        yield
+        return
+    owner, name, plain = HABITS[habit]
+    tuned = getattr(owner, name)
+    setattr(owner, name, plain)
+    try:
+        yield
+    finally:
+        setattr(owner, name, tuned)
+
+
+def quartile(seconds: list[float]) -> float:
+    """The lower quartile: what the machine does when nobody disturbs it."""
+    return sorted(seconds)[len(seconds) // 4]
+
+
+def measure(batch_size: int, rank: int, num_rounds: int) -> dict[str | None, float]:
+    """Seconds of a filtered step, as it is and without each habit."""
+    variants = [None, *HABITS]
+    loops = {v: filtered_loop("resnet8", batch_size, rank) for v in variants}
+    taken: dict[str | None, list[float]] = {v: [] for v in variants}
+    warm = updates_to_settle(batch_size, rank)
+    for number in range(warm + num_rounds):
+        for variant, loop in loops.items():
+            with without(variant):
+                start = time.perf_counter()
+                loop.step()
+                if number >= warm:
+                    taken[variant].append(time.perf_counter() - start)
+    return {variant: quartile(seconds) for variant, seconds in taken.items()}
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rank", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=60)
+    options = parser.parse_args()
+    print(f"{'without':<28}{'threads':>8}{'B':>6}{'step':>10}{'longer by':>11}")
+    for num_threads in (2, 1):
+        torch.set_num_threads(num_threads)
+        for batch_size in (16, 128):
+            rounds = options.rounds if batch_size == 16 else options.rounds // 2
+            steps = measure(batch_size, options.rank, rounds)
+            for habit, seconds in steps.items():
+                gain = seconds / steps[None] - 1
+                print(
+                    f"{habit or 'nothing':<28}{num_threads:>8}{batch_size:>6}"
+                    f"{1e3 * seconds:>8.1f}ms{100 * gain:>9.1f} %"
+                )
+
+
+if __name__ == "__main__":
+    main()
