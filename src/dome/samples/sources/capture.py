@@ -21,6 +21,7 @@ from dome.samples.sources.mode import CaptureMode
 from dome.samples.store.wanted import Taker, Wanted
 from dome.samples.tracing.graphs import graphs_in
 from dome.samples.tracing.nested import Value, unpacked
+from dome.torch_private import stop_compiling
 
 
 class Capture:
@@ -117,6 +118,8 @@ class Capture:
         wanted = self._wanted_now()
         if wanted is None:
             return
+        # Of a compiled model, a captured pass runs as it was before it was compiled.
+        stop_compiling()
         inputs, graphs = unpacked((args, kwargs)), graphs_in(model, args, kwargs)
         if graphs is not None:
             num_samples = graphs.num_graphs
