@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test browser docs check format lint types imports clean help
+.PHONY: matrix demo test browser docs check format lint types imports clean help
 
 help:
 	@echo "make demo    set up, then show on digits what the filter does (about two minutes)"
@@ -39,6 +39,11 @@ browser: $(INSTALLED)
 	  then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
 	  else $(BIN)/playwright install chromium >/dev/null; fi; } \
 	|| echo "No Chromium could be installed: set DOME_CHROMIUM to one, or the tests of the report are skipped."
+
+# Some gigabytes and minutes for each version the first time; kept in .matrix.
+matrix: $(INSTALLED)
+	@$(BIN)/python tools/matrix.py
+	@$(BIN)/python tools/support_table.py
 
 docs: $(INSTALLED)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
