@@ -1,6 +1,6 @@
 """The support tables of README.md and docs/support.md, made from docs/support.json.
 
-    python tools/support_table.py        # writes them in place
+python tools/support_table.py        # writes them in place
 """
 
 import json
