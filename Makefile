@@ -6,7 +6,7 @@ LAB := $(VENV)/.installed-lab
 DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo quick test browser docs check format lint types imports clean help
+.PHONY: demo quick matrix test browser docs check format lint types imports clean help
 
 help:
 	@echo "make demo    set up, then show on digits what the filter does (about two minutes)"
@@ -52,6 +52,11 @@ browser: $(DEV)
 	  then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
 	  else $(BIN)/playwright install chromium >/dev/null; fi; } \
 	|| echo "No Chromium could be installed: set DOME_CHROMIUM to one, or the tests of the report are skipped."
+
+# Some gigabytes and minutes for each version the first time; kept in .matrix.
+matrix: $(DEV)
+	@$(BIN)/python tools/matrix.py
+	@$(BIN)/python tools/support_table.py
 
 docs: $(DEV)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -95,7 +95,7 @@ def main() -> None:
             for suite, paths in chosen.suites.items()
             if arguments.suite in (None, suite)
         }
-        print(name, json.dumps(suites))  # noqa: T201 (a command)
+        print(name, json.dumps(suites))
         failed |= any(result["failed"] for result in suites.values())
         if arguments.suite is None:
             write(name, {**versions(python), "suites": suites})

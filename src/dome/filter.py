@@ -37,7 +37,7 @@ class GradientFilter(Hooked):
         parameters: Filter only those of the model's parameters that are among these.
         **options: Those of ``dome.options.FilterOptions``: tracker, layout, samples,
             update_every, oversample, strength, warmup, forget, after, loss_reduction,
-            generator, basis_dtype, batch_dim, ignore_penalty, scaler.
+            generator, basis_dtype, batch_dim, allow_mixing, ignore_penalty, scaler.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class GradientFilter(Hooked):
             model,
             self._layout,
             batch_dim=self._options.batch_dim,
+            allow_mixing=self._options.allow_mixing,
             ignore_penalty=self._options.ignore_penalty,
         )
         self._num_steps = 0

@@ -46,6 +46,8 @@ class FilterOptions:
         basis_dtype: Storage of the basis: torch.float32, float64 or bfloat16; the
             parameters' own precision (at least float32) if not given.
         batch_dim: Which dimension of the model's input enumerates samples, if not 0.
+        allow_mixing: Let parameters meet tensors in which samples were mixed along
+            their axis: a sample's row then is its share of the batch loss.
         ignore_penalty: Do not ask whether the samples account for all of the gradient,
             where a term of the loss is no sample's: a penalty other than L1 or L2.
         scaler: The ``torch.amp.GradScaler`` in use, so that its factor is taken out.
@@ -65,6 +67,7 @@ class FilterOptions:
     generator: torch.Generator | None = None
     basis_dtype: torch.dtype | None = None
     batch_dim: int | None = None
+    allow_mixing: bool = False
     ignore_penalty: bool = False
     scaler: torch.amp.GradScaler | None = None
 
@@ -158,7 +161,11 @@ class FilterOptions:
         )
 
 
-CHOICES = {"layout": LAYOUTS, "samples": KINDS, "loss_reduction": LOSS_REDUCTIONS}
+CHOICES = {
+    "layout": tuple(LAYOUTS),
+    "samples": KINDS,
+    "loss_reduction": LOSS_REDUCTIONS,
+}
 
 
 def _check_strength(strength: float) -> None:

@@ -5,7 +5,7 @@ each module that owns parameters. Either way parameters lie one after the other 
 ``model.parameters()`` order, so a block is a range of columns of the samples (B, D).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import compress
 
@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from dome.torch_private import copy_all_, flattened, unflattened
-
-LAYOUTS = ("global", "layerwise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ class Layout:
         only: Iterable[Tensor] | None = None,
     ) -> None:
         if kind not in LAYOUTS:
-            raise ValueError(f"layout must be one of {LAYOUTS}, got {kind!r}")
+            raise ValueError(f"layout must be one of {tuple(LAYOUTS)}, got {kind!r}")
         allowed = None if only is None else {id(p) for p in only}
         named = [
             (name, p)
@@ -78,9 +76,7 @@ class Layout:
         self.parameters: tuple[nn.Parameter, ...] = tuple(p for _, p in named)
         self.slots: tuple[Slot, ...] = _slots(named)
         self.dim = self.slots[-1].stop
-        self.blocks = (
-            _layers(self.slots) if kind == "layerwise" else (Block("all", 0, self.dim),)
-        )
+        self.blocks = LAYOUTS[kind](self.slots)
         self.slot_of: dict[int, Slot] = {
             id(p): slot for p, slot in zip(self.parameters, self.slots, strict=True)
         }
@@ -158,3 +154,15 @@ def _layers(slots: tuple[Slot, ...]) -> tuple[Block, ...]:
         else:
             blocks.append(Block(module, slot.start, slot.stop))
     return tuple(blocks)
+
+
+def _one_block(slots: tuple[Slot, ...]) -> tuple[Block, ...]:
+    """All parameters together."""
+    return (Block("all", 0, slots[-1].stop),)
+
+
+# How the flat gradient is cut into blocks that get a basis each.
+LAYOUTS: dict[str, Callable[[tuple[Slot, ...]], tuple[Block, ...]]] = {
+    "global": _one_block,
+    "layerwise": _layers,
+}

@@ -44,6 +44,7 @@ __all__ = [
     "raising_if_differentiated",
     "runs_step_hooks",
     "schema_arguments",
+    "stop_compiling",
     "tree_flatten",
     "tree_map",
     "tree_map_only",
@@ -168,6 +169,17 @@ def is_compiled(module: nn.Module) -> bool:
     # By name: importing torch._dynamo costs a second that most users need not pay.
     compiled = type(module).__name__ == "OptimizedModule"
     return compiled or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def stop_compiling() -> None:
+    """Let what a compiled function calls from here on run as Python, until it ends."""
+    # Most programs never load the compiler, which costs a second. 2.6 to 2.15: what
+    # torch.compiler.disable does around one function; without it torch compiles dome's
+    # own code along, with the same rows.
+    if "torch._dynamo" in sys.modules:
+        set_callback = getattr(torch._C._dynamo.eval_frame, "set_eval_frame", None)
+        if set_callback is not None:
+            set_callback(None)
 
 
 def default_store() -> Any:  # noqa: ANN401 (there is no public name for its type)

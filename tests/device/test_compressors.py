@@ -98,3 +98,29 @@ def test_a_value_that_is_not_finite_is_named_on_the_device(name, device, rng):
     g[17] = float("nan")
     with pytest.raises(ValueError, match="entry 17 of the gradient is nan"):
         COMPRESSORS[name](DIM).encode(g.to(device.name))
+
+
+@EVERY
+def test_a_call_waits_for_the_device_once(name, simulated, rng):
+    compressor = COMPRESSORS[name](DIM)
+    g = torch.randn(DIM, generator=rng).to(simulated.name)
+    compressor(g)
+    with simulated.counting() as waits:
+        compressor(g)
+    # Whether it is finite; a called GaussianSketch does not ask.
+    assert len(waits) == (0 if name == "gaussian" else 1), "\n".join(map(str, waits))
+
+
+@EVERY
+def test_encoding_waits_once_and_decoding_twice(name, simulated, rng):
+    if "error feedback" in name:
+        pytest.skip("encodes and decodes the compressor's own messages")
+    compressor = COMPRESSORS[name](DIM)
+    g = torch.randn(DIM, generator=rng).to(simulated.name)
+    with simulated.counting() as encoding:
+        message = compressor.encode(g)
+    with simulated.counting() as decoding:
+        compressor.decode(message)
+    assert len(encoding) == 1, "\n".join(map(str, encoding))
+    # The header with all check sums, and whether what comes of it is finite.
+    assert len(decoding) == 2, "\n".join(map(str, decoding))

@@ -4,16 +4,13 @@ import socket
 
 import pytest
 import torch
-import torch.distributed as dist
 from device.agreement import assert_agree
+from device.nccl import nccl_worker
 from device.training import attached, flat, outcome, seeded_batches, train
-from models import small_classifier
 from torch import nn
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 import dome
-import dome.distributed
 
 # What CUDA's products need to give the same bits again.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -158,25 +155,6 @@ def free_port():
     with socket.socket() as found:
         found.bind(("localhost", 0))
         return found.getsockname()[1]
-
-
-def nccl_worker(worker, port, results):
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    place = f"cuda:{worker % torch.cuda.device_count()}"
-    torch.cuda.set_device(place)
-    dist.init_process_group("nccl", rank=worker, world_size=2)
-    model = DistributedDataParallel(
-        small_classifier().to(place), device_ids=[torch.device(place).index]
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    dome.distributed.attach(model, optimizer, 4, tracker="svd")
-    for x, y in seeded_batches(3, torch.float64):
-        mine, targets = (t.chunk(2)[worker].to(place) for t in (x, y))
-        optimizer.zero_grad()
-        cross_entropy(model(mine), targets).backward()
-        optimizer.step()
-    results[worker] = flat(model).cpu()
-    dist.destroy_process_group()
 
 
 def test_two_workers_over_nccl_train_as_one_process_with_the_whole_batch():

@@ -27,6 +27,7 @@ from dome.compression import (
     RandomK,
     TopK,
 )
+from dome.compression.message import HEADER_BYTES
 from dome.numerics.angles import largest_angle
 
 CHECKS = {}
@@ -552,7 +553,8 @@ def message_bytes(place, compressor):
     """What a worker sends of messages of 195 numbers, by the compressor's own word."""
     size = compressor.num_bits(195) // 8
     if compressor.is_linear:
-        return -(-2 * (place.size - 1) * (size - 24) // place.size)  # the header stays
+        numbers = size - HEADER_BYTES  # the header stays
+        return -(-2 * (place.size - 1) * numbers // place.size)
     return (place.size - 1) * size
 
 

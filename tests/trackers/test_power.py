@@ -144,3 +144,17 @@ def test_a_product_agrees_with_algorithm_two(num_samples, forget, rng):
             assert projector_distance(U, product.basis) < 1e-9
             torch.testing.assert_close(product.eigenvalues, lam)
     assert num_turned > 10
+
+
+def test_a_basis_that_no_sample_has_turned_removes_nothing(rng):
+    tracker = StreamingPower(60, 5, dtype=torch.float64)
+    g = torch.randn(60, generator=rng, dtype=torch.float64)
+    assert torch.equal(tracker.project_out(g), g)
+    tracker.update(torch.ones(8, 60, dtype=torch.float64))  # no variance
+    assert tracker.num_updates == 1
+    assert torch.equal(tracker.project_out(g), g)
+    again = StreamingPower(60, 5, dtype=torch.float64)
+    again.load_state_dict(tracker.state_dict())
+    assert torch.equal(again.project_out(g), g)
+    again.update(torch.randn(8, 60, generator=rng, dtype=torch.float64))
+    assert not torch.equal(again.project_out(g), g)

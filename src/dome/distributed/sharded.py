@@ -96,6 +96,7 @@ class ShardedFilter(Hooked):
             model.module,
             self._layout,
             batch_dim=self._options.batch_dim,
+            allow_mixing=self._options.allow_mixing,
             ignore_penalty=self._options.ignore_penalty,
         )
         self._local = LocalGradients(model, self._workers)

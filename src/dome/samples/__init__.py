@@ -28,6 +28,7 @@ def source_for(
     layout: Layout,
     *,
     batch_dim: int | None = None,
+    allow_mixing: bool = False,
     ignore_penalty: bool = False,
 ) -> SampleSource:
     """The source of samples by its name; a model under Opacus' hooks is recognised.
@@ -37,6 +38,7 @@ def source_for(
         model: The model to watch.
         layout: Its tracked parameters.
         batch_dim: The dimension of the input that enumerates the samples, if not 0.
+        allow_mixing: Let tracked parameters meet samples that were mixed.
         ignore_penalty: Do not ask whether samples account for all of the gradient.
     """
     if kind not in KINDS:
@@ -46,4 +48,10 @@ def source_for(
         return MicroBatch(model, layout)
     if carries_grad_sample(model):
         return OpacusSamples(model, layout)
-    return PerSample(model, layout, batch_dim=batch_dim, ignore_penalty=ignore_penalty)
+    return PerSample(
+        model,
+        layout,
+        batch_dim=batch_dim,
+        allow_mixing=allow_mixing,
+        ignore_penalty=ignore_penalty,
+    )

@@ -112,6 +112,7 @@ class StreamingPower:
         # Which directions of U are removed, (K, rank), and what belongs to them.
         self._leading = self._arbitrary[:, :rank].clone() if rank < K else None
         self._eigenvalues = self._norms[:rank]
+        self._is_turned = False  # by a sample: before, U is random
 
     @torch.no_grad()
     def update(self, grads: Tensor, scale: float = 1.0) -> None:
@@ -146,6 +147,7 @@ class StreamingPower:
         P, X = s[:, None] * qr.R_inverse, a * qr.R_inverse
         # 15     U = Y R⁻¹ = U P + Hᵀ V X
         self._U.recombine_(qr.turn, samples, seen.V, X, factored=qr.stays_factored)
+        self._is_turned = True
         self._norms = C.diagonal().clamp(min=0.0).sqrt()  # 16-17  λ = ‖Y₍ⱼ₎‖
         yield from self._select_leading(C, qr.R_inverse)
         yield from self._keep_books(samples, seen, qr, P, X)
@@ -249,9 +251,9 @@ class StreamingPower:
     def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:
         """g − strength · U Uᵀ g for a gradient of shape (D,).
 
-        Before the first update U is random, and nothing is removed.
+        Before a sample has turned U, it is random, and nothing is removed.
         """
-        strength = strength if self._intake.num_updates else 0.0
+        strength = strength if self._is_turned else 0.0
         return self._U.project_out(gradient, self._leading, strength)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -273,6 +275,7 @@ class StreamingPower:
         self._norms = state["norms"].to(self._norms, copy=True)
         self._arbitrary = state["arbitrary"].to(self._arbitrary, copy=True)
         self._eigenvalues = self._norms[:rank]
+        self._is_turned = self.effective_rank > 0
         if self._leading is not None:
             self._leading = state["leading"].to(self._leading, copy=True)
             self._eigenvalues = state["leading_eigenvalues"].to(self._norms, copy=True)
@@ -305,6 +308,7 @@ class StreamingPower:
         self._norms = values
         self._arbitrary = arbitrary + torch.diag(is_open.to(arbitrary.dtype))
         self._eigenvalues = values[: len(self._eigenvalues)]
+        self._is_turned = self.effective_rank > 0
         if self._leading is not None:
             eye = torch.eye(len(values), dtype=torch.float64, device=values.device)
             self._leading = eye[:, : self._leading.shape[1]].contiguous()

@@ -20,7 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from dome.samples.sources.mode import CaptureMode
 from dome.samples.store.wanted import Taker, Wanted
 from dome.samples.tracing.graphs import graphs_in
-from dome.samples.tracing.nested import Value, unpacked
+from dome.samples.tracing.nested import Value, tensors, unpacked
+from dome.torch_private import stop_compiling
 
 
 class Capture:
@@ -117,7 +118,10 @@ class Capture:
         wanted = self._wanted_now()
         if wanted is None:
             return
-        inputs, graphs = unpacked((args, kwargs)), graphs_in(model, args, kwargs)
+        # Of a compiled model, a captured pass runs as it was before it was compiled.
+        stop_compiling()
+        inputs = list(tensors(unpacked((args, kwargs))))
+        graphs = graphs_in(model, args, kwargs)
         if graphs is not None:
             num_samples = graphs.num_graphs
         else:
@@ -131,7 +135,7 @@ class Capture:
         if graphs is not None:
             self._mode.begin_graphs(graphs, wanted)
         else:
-            self._mode.begin(inputs, self.batch_dim, wanted)
+            self._mode.begin(inputs, num_samples, self.batch_dim, wanted)
         self._stack.callback(self._mode.end)
         self._stack.enter_context(self._mode)
         self._watching = True

@@ -12,7 +12,7 @@ from dome.samples.tracing.admission import admit, check_order
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.graphs import Graphs
 from dome.samples.tracing.labels import Labels
-from dome.samples.tracing.nested import Value, tensors
+from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call, Place
 from dome.samples.tracing.refuse import is_checkpointed, recomputed
 from dome.samples.tracing.strict import refuse_mix, refuse_order
@@ -34,28 +34,27 @@ class CaptureMode(TorchFunctionMode):
         self.trace = Trace(model, resume=lambda: self)
         self.allow_mixing = False
 
-    def num_samples(self, inputs: object, batch_dim: int) -> int:
-        """How many samples lie in the tensors somewhere inside ``inputs``."""
-        found = list(tensors(inputs))
-        if not found or found[0].ndim <= batch_dim:
+    def num_samples(self, inputs: list[Tensor], batch_dim: int) -> int:
+        """How many samples lie in the tensors that a model was called with."""
+        if not inputs or inputs[0].ndim <= batch_dim:
             raise RuntimeError(
                 f"the model's input has no dimension {batch_dim} to find the samples "
                 'in; pass tensors to model(...), or use samples="microbatch"'
             )
-        offsets = self._offsets(found)
+        offsets = self._offsets(inputs)
         if offsets is not None:
             return len(offsets) - self._last_offset_included
-        return found[0].shape[batch_dim]
+        return inputs[0].shape[batch_dim]
 
-    def begin(self, inputs: object, batch_dim: int, wanted: Wanted) -> None:
-        """Start a forward pass whose input tensors lie somewhere inside ``inputs``."""
-        batch = self.num_samples(inputs, batch_dim)
-        found = list(tensors(inputs))
-        offsets = self._offsets(found)
+    def begin(
+        self, inputs: list[Tensor], batch: int, batch_dim: int, wanted: Wanted
+    ) -> None:
+        """Start a forward pass with these tensors as the model's input."""
+        offsets = self._offsets(inputs)
         self.trace.begin(batch, wanted)
-        for t in found:
+        for t in inputs:
             place: Place | None = _input_axis(t, batch, batch_dim)
-            if offsets is not None and t.ndim == 1 and len(t) == len(found[0]):
+            if offsets is not None and t.ndim == 1 and len(t) == len(inputs[0]):
                 place = _bags_of(t, offsets, batch)
             if place is not None:
                 self.trace.mark_axis(t, place)

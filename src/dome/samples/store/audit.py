@@ -28,13 +28,15 @@ from dome.torch_private import hook_first
 # bits of 24. Where a gradient vanishes exactly (keys' biases), all of it is rounding.
 _LIMITS = {
     torch.float64: (1e-6, 1e-10),
-    torch.float32: (1e-3, 1e-5),
+    torch.float32: (1e-4, 1e-6),
     torch.bfloat16: (5e-2, 1e-2),
     torch.float16: (5e-2, 1e-2),
 }
 _LIMITS_CUDA = {torch.float32: (5e-3, 1e-4)}
 
-# The first step, and then every so many: sums over all rows take a hundredth of a step.
+# The first step, and then every so many. An audited step of a ResNet-8 or a small
+# transformer takes 11 to 50 % longer (128 and 16 samples), which is half a per cent in
+# the long run at most.
 _EVERY = 100
 
 
@@ -55,18 +57,15 @@ def products(p: nn.Parameter, grad: Tensor, rows: Sequence[Tensor]) -> Tensor:
     for part in rows:
         r = r - part.sum(0, dtype=kind)
         of_rows = of_rows + _squares(part, kind)
+    # In float32 the remainder of a fit would keep half of its digits.
+    r, w = r.to(_wide(p.device)), w.to(_wide(p.device))
     s = w.sign()
-    wide = _wide(p.device)
-    rw, rs, ws = ((a * b).sum(dtype=wide) for a, b in ((r, w), (r, s), (w, s)))
-    rr, ww, ss = (_squares(x, wide) for x in (r, w, s))
-    return torch.stack([rr, rw, rs, ww, ws, ss, of_grad, of_rows])
+    pairs = ((r, r), (r, w), (r, s), (w, w), (w, s), (s, s))
+    return torch.stack([*((a * b).sum() for a, b in pairs), of_grad, of_rows])
 
 
 def _wide(device: torch.device) -> torch.dtype:
-    """What a fit is computed in: float32 would leave its remainder half of the digits.
-
-    Some devices have nothing else.
-    """
+    """The widest type of a device."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

@@ -51,18 +51,20 @@ class Sink:
 
     def put(self, grads: Tensor) -> None:
         """Store per-sample gradients (B, *weight) that ``room`` had no space for."""
-        # autograd.grad() alone fills no ``.grad``, and leaves no rows either.
-        takers = {p: t for p in self._sources if (t := self._pass.wanted.recording(p))}
-        if not takers:
+        if self._edge is None:
+            self._give(self._sources[0], grads, grads.dtype)
             return
-        sources = list(takers)
-        pulled: list[Tensor | None] = [grads]
-        if self._edge is not None:
+        # autograd.grad() alone fills no ``.grad``, and leaves no rows either.
+        sources = [p for p in self._sources if self._pass.wanted.recording(p)]
+        if sources:
             pulled = _pull_back(self._edge, sources, grads.to(self._dtype))
-        for p, rows in zip(sources, pulled, strict=True):
-            for taker in takers[p]:
+            for p, rows in zip(sources, pulled, strict=True):
                 if rows is not None:
-                    taker.put(self._pass, p, rows, grads.dtype)
+                    self._give(p, rows, grads.dtype)
+
+    def _give(self, p: nn.Parameter, rows: Tensor, dtype: torch.dtype) -> None:
+        for taker in self._pass.wanted.recording(p):
+            taker.put(self._pass, p, rows, dtype)
 
 
 def _pull_back(

@@ -71,8 +71,10 @@ class Wanted:
                 self._takers_of[id(p)] = (*self._takers_of.get(id(p), ()), taker)
         self.parameters = tuple(parameters.values())
         self._leaves = Leaves()
-        self._reach: dict[int, Reach] = {}
+        # What was asked about the backward pass of this number already.
         self._asked = -1
+        self._reach: dict[int, Reach] = {}
+        self._recording: dict[int, tuple[Taker, ...]] = {}
 
     def __contains__(self, p: nn.Parameter) -> bool:
         return id(p) in self._takers_of
@@ -85,15 +87,21 @@ class Wanted:
         """Whether the running backward pass needs the gradient of a parameter."""
         return self._reach_of(p) > Reach.NOTHING
 
-    def recording(self, p: nn.Parameter) -> list[Taker]:
+    def recording(self, p: nn.Parameter) -> tuple[Taker, ...]:
         """Who takes samples of a parameter from the running backward pass."""
-        found = self._reach_of(p)
-        return [taker for taker in self._takers_of[id(p)] if taker.records(found)]
+        reach = self._reach_of(p)
+        found = self._recording.get(id(p))
+        if found is None:
+            takers = self._takers_of[id(p)]
+            # A list, not a generator: this is asked for every weight.
+            found = tuple([taker for taker in takers if taker.records(reach)])
+            self._recording[id(p)] = found
+        return found
 
     def _reach_of(self, p: nn.Parameter) -> Reach:
         task = current_backward()
         if task != self._asked:
-            self._asked, self._reach = task, {}
+            self._asked, self._reach, self._recording = task, {}, {}
         found = self._reach.get(id(p))
         if found is None:
             found = self._reach[id(p)] = self._leaves.reach(p)

@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from dome.samples.store.reading import read
+
 
 class Questions:
     """Errors that depend on the device, raised at once where that costs no wait."""
@@ -21,8 +23,9 @@ class Questions:
     def answer(self) -> None:
         """Raise the first open error whose doubt is true."""
         waiting, self._open = self._open, []
-        for doubt, error in waiting:
-            if doubt:
+        (answers,) = read([doubt for doubt, _ in waiting])
+        for (answer,), (_, error) in zip(answers, waiting, strict=True):
+            if answer:
                 raise error
 
     def forget(self) -> None:

@@ -46,7 +46,8 @@ def check_capturable(model: nn.Module) -> None:
         if is_compiled(module):
             raise ValueError(
                 f"{where} is compiled by torch.compile: its operations cannot be seen; "
-                'use the model as it was before torch.compile, or samples="microbatch"'
+                "attach to the model as it was before torch.compile and compile it "
+                'afterwards, or use samples="microbatch"'
             )
         if isinstance(module, AnyBatchNorm) and module.training:
             raise ValueError(mixes_samples(where))

@@ -123,8 +123,10 @@ class Trace:
         origin = None if t is None else self.origin(t)
         if t is None or not isinstance(origin, Derived) or self._pass is None:
             return None
-        # A weight kept from an earlier pass may come from what nobody wants now.
-        sources = tuple(p for p in origin.sources if p in self._pass.wanted)
+        sources = origin.sources
+        if id(t) not in self._parameters:
+            # A weight kept from an earlier pass may come from what nobody wants now.
+            sources = tuple(p for p in sources if p in self._pass.wanted)
         return Sink(self._pass, t, sources) if sources else None
 
     def name(self, *weights: Tensor | None) -> str:

@@ -1,23 +1,24 @@
-"""What a basis kept as a product loses to rounding, for several limits.
+"""What a factored basis loses to rounding, for several limits.
 
-``dome.numerics.tall`` keeps U = S Q and writes it out before Q magnifies the rounding of
-S by more than ``MOST_MAGNIFIED``. Here trackers in float32 with other limits follow the same
-samples, those of a ResNet-8 that trains on random images, and are held against one in
-float64: how often each writes out, the largest angle between the subspaces, |UᵀU − I|.
-Zero means written out at every update, as if there were no product.
+``dome.numerics.factored`` keeps U = S Q and multiplies it out before Q magnifies the
+rounding of S by more than ``MOST_MAGNIFIED``. Here trackers in float32 with other
+limits follow the same samples, those of a ResNet-8 that trains on random images, and
+are held against one in float64: how often each multiplies out, the largest angle
+between the subspaces, |UᵀU − I|. Zero means at every update, as if nothing were
+factored.
 
-    python benchmarks/product_rounding.py
-    python benchmarks/product_rounding.py --batch-size 128 --forget 0.1
+    python benchmarks/factored_rounding.py
+    python benchmarks/factored_rounding.py --batch-size 128 --forget 0.1
 """
 
 import argparse
 import math
 
-import dome.numerics.tall
 import torch
 from torch.nn.functional import cross_entropy
 
 from dome import StreamingPower, per_sample_gradients
+from dome.numerics import factored
 from dome.numerics.angles import largest_angle
 from dome_lab.bench.training import Loop
 
@@ -32,7 +33,7 @@ MEET_AT = 12
 def meet(exact: StreamingPower, tracker: StreamingPower) -> None:
     """Give a tracker in float32 the state of one in float64."""
     state = {name: value.clone() for name, value in exact.state_dict().items()}
-    state |= {"basis": exact.basis.float(), "mix": state["mix"][:0]}
+    state |= {"basis": exact.basis.float(), "Q": state["Q"][:0]}
     tracker.load_state_dict(state)
 
 
@@ -53,19 +54,19 @@ def main() -> None:
         G = per_sample_gradients(loop.model, cross_entropy, x, y)
         exact.update(G.double())
         for limit, tracker in trackers.items():
-            dome.numerics.tall.MOST_MAGNIFIED = limit
+            factored.MOST_MAGNIFIED = limit
             tracker.update(G)
-            written[limit] += len(tracker.state_dict()["mix"]) == 0
+            written[limit] += len(tracker.state_dict()["Q"]) == 0
             if i == MEET_AT:
                 meet(exact, tracker)
         loop.step()
-    print("limit  written out  largest angle  |UᵀU − I|")
+    print("limit  multiplied out  largest angle  |UᵀU − I|")
     for limit, tracker in trackers.items():
         U = tracker.basis.double()
         error = (U.T @ U - torch.eye(RANK, dtype=U.dtype)).abs().max()
         angle = largest_angle(exact.basis, torch.linalg.qr(U)[0])
         times = f"{written[limit]} of {NUM_UPDATES}"
-        print(f"{limit:5g}  {times:>11}  {angle:13.1e}  {error:9.1e}")
+        print(f"{limit:5g}  {times:>14}  {angle:13.1e}  {error:9.1e}")
 
 
 if __name__ == "__main__":
