@@ -27,6 +27,7 @@ import dome
 from dome.compression import Compressor, GaussianSketch, HadamardSketch
 from dome.distributed import CompressedFilter
 from dome_lab.paper.figures.fig03_mnist_compression import SCALES
+from dome_lab.paper.mending import mend
 from dome_lab.paper.models import MODELS
 from dome_lab.paper.randomness import (
     FIRST_BASIS,
@@ -40,7 +41,6 @@ from dome_lab.paper.rows import (
     Key,
     Row,
     append_run,
-    mend,
     read_runs,
     record_session,
 )

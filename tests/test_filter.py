@@ -623,3 +623,24 @@ def test_filtering_inside_a_scheduler_loop_leaves_the_schedule_alone(rng):
         train_step(model, optimizer, x, y)
         scheduler.step()
     assert optimizer.param_groups[0]["lr"] == 0.125
+
+
+@pytest.mark.parametrize("choice", ["2.*", ["2.weight", "2.bias"], "tensors"])
+def test_parameters_are_chosen_by_tensors_names_or_patterns(choice, rng):
+    model = small_classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    wanted = list(model[2].parameters()) if choice == "tensors" else choice
+    grad_filter = dome.attach(model, optimizer, rank=3, parameters=wanted)
+    (x, y), *_ = batches(rng, 1)
+    cross_entropy(model(x), y).backward()
+    untouched = model[0].weight.grad.clone()
+    optimizer.step()
+    assert grad_filter.trackers["all"].basis.shape == (51, 3)
+    assert torch.equal(model[0].weight.grad, untouched)
+
+
+def test_a_pattern_that_matches_no_parameter_is_named():
+    with pytest.raises(
+        ValueError, match=r"called 'heads\.\*': there are 4"
+    ):
+        dome.GradientFilter(small_classifier(), rank=3, parameters=["heads.*"])

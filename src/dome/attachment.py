@@ -28,7 +28,8 @@ def attach(
             others are left alone. When ``step`` gets a closure (LBFGS, Lightning), the
             filter runs after each call of it.
         rank: Number of directions K to remove.
-        **options: Those of ``GradientFilter``.
+        **options: Those of ``GradientFilter``; ``parameters`` chooses among the
+            optimizer's.
 
     Returns:
         The filter; ``.detach()`` undoes this call.
@@ -40,6 +41,13 @@ def attach(
             f"dome.integrations.accelerate.attach, or attach to the optimizer inside"
         )
     ours = [p for group in optimizer.param_groups for p in group["params"]]
+    wanted = options.pop("parameters", None)
+    if wanted is not None:
+        wanted = [wanted] if isinstance(wanted, str) else list(wanted)
+        names = [p for p in wanted if isinstance(p, str)]
+        tensors = {id(p) for p in wanted if not isinstance(p, str)}
+        ours = [p for p in ours if id(p) in tensors] if tensors else ours
+        ours = [*ours, *names]
     grad_filter = GradientFilter(model, rank, parameters=ours, **options)
     call_before_step(optimizer, grad_filter)
     return grad_filter

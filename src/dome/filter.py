@@ -34,7 +34,8 @@ class GradientFilter(Hooked):
         model: The model that is trained; it is neither wrapped nor changed.
         rank: Number of directions K; with ``layout="layerwise"`` the number for each
             layer, or a dictionary from layer names to numbers.
-        parameters: Filter only those of the model's parameters that are among these.
+        parameters: Filter only those of the model's parameters that are among these:
+            tensors, names, or patterns of names such as "encoder.*".
         **options: Those of ``dome.options.FilterOptions``: tracker, layout, samples,
             update_every, oversample, strength, warmup, forget, after, loss_reduction,
             generator, basis_dtype, batch_dim, allow_mixing, ignore_penalty, scaler.
@@ -45,12 +46,12 @@ class GradientFilter(Hooked):
         model: nn.Module,
         rank: int | Mapping[str, int],
         *,
-        parameters: Iterable[Tensor] | None = None,
+        parameters: Iterable[Tensor | str] | None = None,
         **options: Any,  # noqa: ANN401 (FilterOptions names and checks them)
     ) -> None:
         super().__init__()
         self._options = FilterOptions.named("GradientFilter", {"rank": rank} | options)
-        self._layout = Layout(model, self._options.layout, only=parameters)
+        self._layout = Layout(model, self._options.layout, **chosen(parameters))
         self._tracker = make_tracker(self._layout, self._options)
         self._source = source_for(
             self._options.samples,
@@ -181,6 +182,18 @@ class GradientFilter(Hooked):
         passed = pass_through(self._options.stages, filtered)
         if passed is not g:
             self._layout.scatter_(passed)
+
+
+def chosen(parameters: Iterable[Tensor | str] | None) -> dict[str, Any]:
+    """What ``Layout`` is told of parameters given as tensors, names or patterns."""
+    if parameters is None:
+        return {}
+    listed = list(parameters)
+    names = [p for p in listed if isinstance(p, str)]
+    tensors = [p for p in listed if not isinstance(p, str)]
+    if not names:
+        return {"only": tensors}
+    return {"names": names, "only": tensors or None}
 
 
 def norm_of(vector: Tensor) -> Tensor:

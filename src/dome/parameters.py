@@ -7,6 +7,7 @@ each module that owns parameters. Either way parameters lie one after the other 
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import compress
 
 import torch
@@ -46,6 +47,7 @@ class Layout:
         model: Its trainable parameters are taken, shared ones once.
         kind: "global" or "layerwise".
         only: Take just the parameters that are also among these (an optimizer's).
+        names: Take just those of these names or patterns, such as "encoder.*".
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Layout:
         model: nn.Module,
         kind: str = "global",
         only: Iterable[Tensor] | None = None,
+        names: Iterable[str] | None = None,
     ) -> None:
         if kind not in LAYOUTS:
             raise ValueError(f"layout must be one of {tuple(LAYOUTS)}, got {kind!r}")
@@ -62,6 +65,8 @@ class Layout:
             for name, p in model.named_parameters()
             if p.requires_grad and (allowed is None or id(p) in allowed)
         ]
+        if names is not None:
+            named = _chosen(named, list(names))
         if not named:
             where = "model" if only is None else "model that the optimizer also holds"
             raise ValueError(
@@ -134,6 +139,20 @@ class Layout:
             targets = [p.grad for p in self.parameters if p.grad is not None]
             # One call for all: a call a parameter costs more than what it copies.
             copy_all_(targets, list(compress(pieces, there)))
+
+
+def _chosen(
+    named: list[tuple[str, nn.Parameter]], patterns: list[str]
+) -> list[tuple[str, nn.Parameter]]:
+    """The parameters whose names match one of some patterns."""
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name, _ in named):
+            listed = ", ".join(repr(name) for name, _ in named[:5])
+            raise ValueError(
+                f"no parameter that would be filtered is called {pattern!r}: there are "
+                f"{len(named)}, the first {listed}"
+            )
+    return [(n, p) for n, p in named if any(fnmatchcase(n, q) for q in patterns)]
 
 
 def _slots(named: list[tuple[str, nn.Parameter]]) -> tuple[Slot, ...]:

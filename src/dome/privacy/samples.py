@@ -50,7 +50,10 @@ class PrivateSamples:
         self._model, self._layout, self._options = model, layout, options
         self._batch_dim = options.batch_dim or 0
         self.batches = BatchGuard(budget, layout.parameters, self._batch_dim)
-        self._source = PerSample(model, layout, batch_dim=options.batch_dim)
+        # Mixing is found by the independence test, as a PrivacyError with its own cure.
+        self._source = PerSample(
+            model, layout, batch_dim=options.batch_dim, allow_mixing=True
+        )
         self._watch = Watch(model, layout.device, parameters, self.batches)
         self._tested = Counter[tuple[bool, ...]]()
 

@@ -89,7 +89,7 @@ SEQUENCES = {
     "gru cell with a learned start": lambda: (
         Then(
             lambda m, x: m.layer(
-                x, m.layer(torch.zeros(len(x), 3), m.h.expand(len(x), 4))
+                x, m.layer(x.new_zeros(len(x), 3), m.h.expand(len(x), 4))
             ),
             layer=nn.GRUCell(3, 4),
             h=vector(1, 4),

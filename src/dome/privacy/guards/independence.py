@@ -148,7 +148,7 @@ class Rerun:
         args, kwargs = self._given.only(chosen)
         rows = Rows(self._layout, functional=True)
         capture = Capture(self._model, self._batch_dim)
-        capture.subscribe(rows)
+        capture.subscribe(rows, allow_mixing=True)  # to be found here, by comparing
         try:
             with untouched(self._model), seeded(seed, self._layout.device):
                 with torch.enable_grad(), _RefuseShort():  # type: ignore[no-untyped-call]

@@ -62,8 +62,9 @@ class OpacusSamples:
             if due and self._active and came_without_samples(self._since_step):
                 raise RuntimeError(
                     "Opacus left no grad_sample for this step, although .grad was "
-                    "filled: its hooks are off, or were removed. Switch them on, or "
-                    "attach to the model without them"
+                    "filled: its hooks are off or were removed, or a forward pass had "
+                    "no backward pass. Switch them on, evaluate under torch.no_grad(), "
+                    "or attach to the model without them"
                 )
             return None
         self.discard()
