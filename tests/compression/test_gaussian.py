@@ -129,6 +129,21 @@ def test_a_sketch_that_was_used_goes_back_to_a_saved_state(rng):
     assert torch.equal(sketch(g), expected)
 
 
+def test_a_state_that_was_loaded_and_not_used_is_saved_again():
+    saved = {"step": torch.tensor(2), "generator": torch.Generator().get_state()}
+    sketch = GaussianSketch(5.0)
+    sketch.load_state_dict(saved)
+    again = sketch.state_dict()
+    assert again.keys() == saved.keys()
+    assert all(torch.equal(again[key], saved[key]) for key in saved)
+
+
+def test_the_state_of_another_kind_of_generator_is_refused(rng):
+    sketch = GaussianSketch(5.0, generator=rng)
+    with pytest.raises(ValueError, match="was not drawn on cpu, and generators of"):
+        sketch.load_state_dict({"generator": torch.zeros(16, dtype=torch.uint8)})
+
+
 def test_a_state_from_before_steps_were_counted_loads():
     sketch = GaussianSketch(5.0)
     sketch.encode(torch.ones(50))
