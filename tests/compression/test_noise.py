@@ -63,7 +63,7 @@ def test_a_subset_has_the_asked_number_of_different_indices(total, count, rng):
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_every_subset_is_equally_likely(count, rng):
     stats = pytest.importorskip("scipy.stats")
-    num_draws, seen = 3000, {}
+    num_draws, seen = 1500, {}
     for _ in range(num_draws):
         subset = tuple(random_subset(6, count, rng).tolist())
         seen[subset] = seen.get(subset, 0) + 1

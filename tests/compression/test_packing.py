@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from dome.compression import packing
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.integers(1, 40).flatmap(
         lambda width: st.tuples(
@@ -25,7 +25,7 @@ def test_integers_take_the_stated_bytes_and_come_back(case):
     assert packing.unpack_integers(packed, len(values), width).tolist() == values
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 1), min_size=1))
 def test_bits_lie_eight_a_byte_lowest_first(bits):
     packed = packing.pack_bits(torch.tensor(bits, dtype=torch.uint8))
@@ -33,7 +33,7 @@ def test_bits_lie_eight_a_byte_lowest_first(bits):
     assert packing.unpack_bits(packed, len(bits)).tolist() == bits
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1))
 def test_ternary_digits_lie_five_a_byte(trits):
     packed = packing.pack_trits(torch.tensor(trits, dtype=torch.uint8))
@@ -42,7 +42,7 @@ def test_ternary_digits_lie_five_a_byte(trits):
     assert packing.unpack_trits(packed, len(trits)).tolist() == trits
 
 
-@settings(max_examples=10)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(1, 20), st.integers(-9, 9))
 def test_chunks_make_no_difference_to_what_comes_back(width, extra):
     count = 2 * packing.CHUNK + extra

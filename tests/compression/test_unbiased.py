@@ -5,7 +5,7 @@ import torch
 from compressors import COMPRESSORS, named
 
 UNBIASED = pytest.mark.parametrize("name", named(is_unbiased=True))
-NUM_DRAWS = 1000
+NUM_DRAWS = 600
 # Two-sided, 24 entries and as many variances at 5.7 standard errors: a false alarm once
 # in a million runs.
 SIGMAS = 5.7
