@@ -640,7 +640,5 @@ def test_parameters_are_chosen_by_tensors_names_or_patterns(choice, rng):
 
 
 def test_a_pattern_that_matches_no_parameter_is_named():
-    with pytest.raises(
-        ValueError, match=r"called 'heads\.\*': there are 4"
-    ):
+    with pytest.raises(ValueError, match=r"called 'heads\.\*': there are 4"):
         dome.GradientFilter(small_classifier(), rank=3, parameters=["heads.*"])

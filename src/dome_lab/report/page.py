@@ -228,6 +228,7 @@ def _counts(claims: Sequence[Claim]) -> list[dict[str, object]]:
     return [
         {"verdict": v, "mark": MARKS[v], "tone": TONES[v], "number": counted[v]}
         for v in MARKS
+        if v != NOT_EVIDENCE or counted[v]
     ]
 
 

@@ -46,13 +46,13 @@ def test_one_command_gives_rows_pictures_and_verdicts(tmp_path):
         "report.html",
     ]
     shown = " ".join(result.output.split())
-    assert "fig90 has rows holds rows 8" in shown
-    assert "1 claims: holds 1, does not hold 0, undecided 0." in shown
+    assert "fig90 has rows not evidence rows 8" in shown
+    assert "1 claims: not evidence, the runs are too small." in shown
     assert str(tmp_path / "smoke" / f"{NAME}.png") in shown
     assert "of computing" in shown
 
     again = run("all", "--scale", "smoke", "--out", tmp_path)
-    assert "fig90 has rows holds" in " ".join(again.output.split())
+    assert "fig90 has rows not evidence" in " ".join(again.output.split())
     assert len((tmp_path / "smoke" / f"{NAME}.jsonl").read_text().splitlines()) == 8
 
 
