@@ -2,8 +2,8 @@
 
 Shapes: S (D, K) tall, T threads. Tuned on two cores of an x86 server, ResNet-8 with D =
 78,042 parameters, K = 100. ``benchmarks/cpu_habits.py`` measures what each function
-here gains in a filtered step against the plain product, on one and on two threads; its
-table is in docs/performance.md. What gains less than a twentieth of a step goes.
+here gains in a filtered step against the plain product, on one and on two threads. What
+gains less than a twentieth of a step goes.
 """
 
 from collections.abc import Iterator
