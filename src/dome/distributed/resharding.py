@@ -43,7 +43,7 @@ class Resharding:
         def collect(tensor: Tensor) -> Tensor:
             return self._workers.collect(tensor, lengths, "basis", self.receiver)
 
-        shard = Shard(block.dim, rows.start, rows.stop, self._workers.total, collect)
+        shard = Shard(block.dim, (rows,), self._workers.total, collect)
         return slice(start, start + shard.num_rows), shard
 
     def samples(

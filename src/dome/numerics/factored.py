@@ -31,6 +31,7 @@ MOST_MAGNIFIED = 4.0  # two bits: by how much rounding in S may count in U
 LONGEST = 1e6  # columns of S, where those of U are of length one
 # Rows for each column from which Q⁻¹, about 2 K³ flops, costs little against U P.
 TALL = 32
+HELD = "held_rows"  # in a state, in the place of "basis": the rows held here alone
 NOT_ORTHONORMAL = 0.1  # |UᵀU − I| that no storage format explains
 
 
@@ -223,14 +224,17 @@ class Factored:
     @torch.no_grad()
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Refuse a state of another shape or storage, or that is no basis."""
-        for name in ("basis", "Q"):
+        is_whole = HELD not in state
+        rows = "basis" if is_whole else HELD
+        for name in (rows, "Q"):
             if name not in state:
                 raise ValueError(
                     f"the state has no {name!r}: it was written by another tracker, "
                     f"use the same tracker and oversample"
                 )
-        S, Q = state["basis"], state["Q"]
-        shape = (self.shard.dim, self.num_columns)
+        S, Q = state[rows], state["Q"]
+        num_rows = self.shard.dim if is_whole else self.shard.num_rows
+        shape = (num_rows, self.num_columns)
         if S.shape != shape:
             raise ValueError(
                 f"the saved basis has shape {tuple(S.shape)}, this one {shape}: it "
@@ -249,6 +253,7 @@ class Factored:
                 f"by an older version of dome, finish that run with it"
             )
         C = passes.gram(S)
+        (C,) = (C,) if is_whole else self.shard.total(C)
         C = Q.to(C).T @ C @ Q.to(C) if len(Q) else C
         present = torch.diag((C.diagonal() > 0).to(C.dtype))
         error = float((C - present).abs().max())
@@ -260,8 +265,8 @@ class Factored:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take a state of the same shape and storage back."""
-        rows = slice(self.shard.start, self.shard.stop)
-        self._S.copy_(state["basis"][rows])
+        held = state[HELD] if HELD in state else self.shard.held_of(state["basis"])
+        self._S.copy_(held)
         Q = state["Q"]
         self._Q = Q.to(self.device, copy=True) if len(Q) else None
 

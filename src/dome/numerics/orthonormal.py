@@ -153,7 +153,7 @@ def _fill_(
     """
     index = torch.argsort(columns.to(torch.int8), descending=True, stable=True)
     index = index[:num_columns]
-    for rows in slices(shard.dim, FILLED_ROWS):
+    for rows, meetings in shard.meet(slices(shard.dim, FILLED_ROWS)):
         noise = torch.randn(
             rows.stop - rows.start,
             num_columns,
@@ -161,8 +161,5 @@ def _fill_(
             device=U.device,
             dtype=compute_dtype(U.dtype),
         )
-        first, last = max(rows.start, shard.start), min(rows.stop, shard.stop)
-        if first < last:
-            kept = noise[first - rows.start : last - rows.start]
-            here = slice(first - shard.start, last - shard.start)
-            U[here, index] = (kept / shard.dim**0.5).to(U.dtype)
+        for drawn, here in meetings:
+            U[here, index] = (noise[drawn] / shard.dim**0.5).to(U.dtype)

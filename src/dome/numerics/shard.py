@@ -5,9 +5,10 @@ over the D rows alone. So where the rows are split over workers, each adds up it
 ``total`` adds up the workers, and all go on with the same numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 # Small float64 sums over this process' rows -> the same over all rows.
@@ -26,28 +27,54 @@ def as_it_is(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rows ``start`` to ``stop`` of D; none of them where the two are equal.
+    """Ranges of D rows, in order; perhaps none of them.
 
     Attributes:
         dim: D.
-        start: First row held.
-        stop: Behind the last row held.
+        ranges: The rows held, from first to last.
         total: Adds up small tensors over all workers; the same result on each.
         collect: Brings the rows (n, ...) of all workers together, (D, ...).
     """
 
     dim: int
-    start: int
-    stop: int
+    ranges: tuple[slice, ...]
     total: Total = alone
     collect: Callable[[Tensor], Tensor] = as_it_is
 
     @staticmethod
     def whole(dim: int) -> "Shard":
         """All D rows in one process."""
-        return Shard(dim, 0, dim)
+        return Shard(dim, (slice(0, dim),))
 
     @property
     def num_rows(self) -> int:
         """How many rows are held."""
-        return self.stop - self.start
+        return sum(part.stop - part.start for part in self.ranges)
+
+    def held_of(self, whole: Tensor) -> Tensor:
+        """Of all rows (D, ...), those held here, (n, ...)."""
+        if len(self.ranges) == 1:
+            return whole[self.ranges[0]]
+        return torch.cat([whole[part] for part in self.ranges] or [whole[:0]])
+
+    def meet(
+        self, blocks: Iterable[slice]
+    ) -> Iterator[tuple[slice, list[tuple[slice, slice]]]]:
+        """Where blocks of the D rows, in order, meet those held here.
+
+        Yields:
+            Each block, with pairs: some of its rows, counted from its first, and where
+            these lie among the rows held.
+        """
+        remaining, here = list(reversed(self.ranges)), 0
+        for block in blocks:
+            meetings = []
+            while remaining and remaining[-1].start < block.stop:
+                part = remaining.pop()
+                stop = min(part.stop, block.stop)
+                first, num = part.start - block.start, stop - part.start
+                meetings.append((slice(first, first + num), slice(here, here + num)))
+                here += num
+                if stop < part.stop:
+                    remaining.append(slice(stop, part.stop))
+            yield block, meetings
