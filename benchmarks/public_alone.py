@@ -10,29 +10,18 @@ plain SGD at several learning rates, the table's network, seeds and test images.
 import statistics
 from dataclasses import replace
 
-import torch
-from torch.nn.functional import cross_entropy
-
-from dome_lab.paper.figures.tab02_privacy import SCALES
-from dome_lab.paper.private import PUBLIC_BATCH, public_samples
+from dome_lab.paper.figures.tab02_privacy import PRETRAIN, SCALES
+from dome_lab.paper.private import train_publicly
 from dome_lab.paper.run import Run
 from dome_lab.paper.train import evaluate, start
 
 LEARNING_RATES = (0.03, 0.1, 0.3)
-EPOCHS = 60
 
 
 def accuracy(run: Run, lr: float) -> float:
     """Test accuracy after training on the public images."""
     task, model = start(run)
-    x, y = public_samples(task)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    order = torch.Generator().manual_seed(run.seed)
-    for _ in range(EPOCHS):
-        for part in torch.randperm(len(x), generator=order).split(PUBLIC_BATCH):
-            optimizer.zero_grad()
-            cross_entropy(model(x[part]), y[part]).backward()
-            optimizer.step()
+    train_publicly(model, task, replace(run, pretrain=PRETRAIN), lr)
     return float(evaluate(model, task.test_x, task.test_y)["test_accuracy"])
 
 

@@ -209,13 +209,13 @@ def _draw(plan: Plan) -> None:
     from dome_lab.paper.figures import short_name
     from dome_lab.paper.reproduce import conclude
 
-    missing = {figure: figure.num_missing(plan.found) for figure in plan.figures}
-    ready = [figure for figure, number in missing.items() if not number]
+    ready = [f for f in plan.figures if f.parts(plan.found).num_ready]
     _show_conclusions([conclude(figure, plan.found) for figure in ready], plan)
     lacking = [
-        f"{number} of {len(figure.jobs)} for {short_name(figure.name)}"
-        for figure, number in missing.items()
-        if number
+        f"{figure.num_missing(plan.found)} of {len(figure.jobs)} for "
+        f"{short_name(figure.name)}"
+        for figure in plan.figures
+        if figure not in ready
     ]
     if lacking:
         raise UserError(
@@ -240,6 +240,11 @@ def _show_conclusions(conclusions: list[Conclusion], plan: Plan) -> None:
             f"({duration(conclusion.seconds)} of computing)",
             soft_wrap=True,
         )
+        if conclusion.parts.num_ready < conclusion.parts.num_all:
+            console.print(
+                f"{conclusion.name}: {conclusion.parts} parts are computed; the others "
+                "are neither drawn nor judged."
+            )
     console.print(f"Verdicts: {plan.figures[0].folder / CLAIMS_FILE}", soft_wrap=True)
     _write_report(plan.figures[0].folder, plan.figures[0].scale)
 

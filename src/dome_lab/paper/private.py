@@ -1,8 +1,8 @@
 """Private training: accuracy by epsilon, with and without a basis that keeps privacy.
 
 Letters: N samples that are private, L the expected batch size, σ the noise multiplier.
-A tenth of the training samples is taken as public, in every arm, so that all arms learn
-from the same N.
+Of the training samples some are taken as public (``Run.public_every``), in every arm,
+so that all arms learn from the same N.
 """
 
 import time
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 from torch.utils.data import TensorDataset
 
 import dome
@@ -25,8 +25,8 @@ from dome_lab.paper.tasks import Task
 from dome_lab.paper.train import evaluate, start
 
 DELTA = 1e-5
-PUBLIC = 10  # one sample of so many is public
 PUBLIC_BATCH = 64
+PUBLIC_LR, PUBLIC_MOMENTUM = 0.1, 0.9
 UPDATE_EVERY = 2  # of the released basis: filters before clipping on steps between
 
 
@@ -36,8 +36,11 @@ def compute_private(run: Run) -> Iterator[Row]:
     The noise is reproducible, which is good for a figure and for nothing else.
     """
     task, model = start(run)
+    if run.pretrain:
+        train_publicly(model, task, run)
+    before = evaluate(model, task.test_x, task.test_y)["test_accuracy"]
     optimizer = make_optimizer(model, run)
-    private_x, private_y = _part(task, public=False)
+    private_x, private_y = _part(task, run, public=False)
     rate = run.batch_size / len(private_x)
     private = _attach(run, model, optimizer, task, rate)
     loader = private.loader(TensorDataset(private_x, private_y))
@@ -59,9 +62,24 @@ def compute_private(run: Run) -> Iterator[Row]:
             spent=_spent(private),
             delta=DELTA,
             num_private=len(private_x),
+            accuracy_before=before,
             seconds=seconds,
         )
     private.detach()
+
+
+def train_publicly(
+    model: nn.Module, task: Task, run: Run, lr: float = PUBLIC_LR
+) -> None:
+    """Train on the public samples alone, without noise, for ``run.pretrain`` epochs."""
+    x, y = public_samples(task, run)
+    optimizer = SGD(model.parameters(), lr=lr, momentum=PUBLIC_MOMENTUM)
+    order = torch.Generator().manual_seed(run.seed)
+    for _ in range(run.pretrain):
+        for part in torch.randperm(len(x), generator=order).split(PUBLIC_BATCH):
+            optimizer.zero_grad()
+            cross_entropy(model(x[part]), y[part]).backward()
+            optimizer.step()
 
 
 def _attach(
@@ -71,7 +89,7 @@ def _attach(
         raise ValueError(f"a private run has epsilon and max_grad_norm: {run}")
     options: dict[str, Any] = {}
     if run.basis == "public":
-        options = {"public": _public_batches(task, run.seed), "loss_fn": cross_entropy}
+        options = {"public": _public_batches(task, run), "loss_fn": cross_entropy}
     return dome.privacy.attach(
         model,
         optimizer,
@@ -88,21 +106,23 @@ def _attach(
     )
 
 
-def _part(task: Task, *, public: bool) -> tuple[Tensor, Tensor]:
+def _part(task: Task, run: Run, *, public: bool) -> tuple[Tensor, Tensor]:
     """The public or the private training samples."""
+    place = torch.arange(len(task.train_x))
     # Samples are in the order of their data set, which is not that of their classes.
-    chosen = (torch.arange(len(task.train_x)) % PUBLIC == 0) == public
+    is_public = place % run.public_every == 0 if run.public_every else place < 0
+    chosen = is_public == public
     return task.train_x[chosen], task.train_y[chosen]
 
 
-def public_samples(task: Task) -> tuple[Tensor, Tensor]:
+def public_samples(task: Task, run: Run) -> tuple[Tensor, Tensor]:
     """The training samples that a public basis may see."""
-    return _part(task, public=True)
+    return _part(task, run, public=True)
 
 
-def _public_batches(task: Task, seed: int) -> list[tuple[Tensor, Tensor]]:
-    x, y = public_samples(task)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+def _public_batches(task: Task, run: Run) -> list[tuple[Tensor, Tensor]]:
+    x, y = public_samples(task, run)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(run.seed))
     parts = order.split(min(PUBLIC_BATCH, len(x)))
     return [(x[part], y[part]) for part in parts if len(part) > 1]
 

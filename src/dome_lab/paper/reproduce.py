@@ -13,7 +13,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from dome_lab.paper.claims import Claim, not_evidence, write_claims
 from dome_lab.paper.cost import Prediction, kind_of, predict, seconds_of
@@ -31,6 +33,27 @@ from dome_lab.paper.workers import run_all
 CLAIMS_FILE = "claims.json"
 PICTURES = ("png", "pdf")
 SMOKE = "smoke"  # the scale that only shows that everything runs
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """How much of a figure can be drawn and judged.
+
+    A module whose questions do not need each other's runs has ``parts(config)``, a
+    configuration for each; any other figure is one part.
+
+    Attributes:
+        jobs: The runs of the parts that have all of theirs.
+        num_ready: How many these are,
+        num_all: of how many.
+    """
+
+    jobs: tuple[Job, ...]
+    num_ready: int
+    num_all: int
+
+    def __str__(self) -> str:
+        return f"{self.num_ready} of {self.num_all}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +93,16 @@ class PlannedFigure:
 
     def all_jobs(self, found: Mapping[Key, list[Row]]) -> tuple[Job, ...]:
         """Its runs as far as the rows that are there can tell, see ``stages.py``."""
-        return _jobs(self.name, self.module, self.scale, found)
+        return _jobs(self.name, self.module, self.module.SCALES[self.scale], found)
+
+    def parts(self, found: Mapping[Key, list[Row]]) -> Parts:
+        """Which of its parts have all their runs."""
+        config = self.module.SCALES[self.scale]
+        whole = [config]
+        split = getattr(self.module, "parts", lambda _: whole)
+        jobs = [_jobs(self.name, self.module, part, found) for part in split(config)]
+        ready = [mine for mine in jobs if all(job.key in found for job in mine)]
+        return Parts(tuple(dict.fromkeys(chain(*ready))), len(ready), len(jobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +132,14 @@ class Conclusion:
         claims: Its claims, judged.
         pictures: The files it was drawn to.
         seconds: What its runs took, together.
+        parts: How much of it this is.
     """
 
     name: str
     claims: list[Claim]
     pictures: list[Path]
     seconds: float
+    parts: Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +164,13 @@ def make_plan(modules: Mapping[str, FigureModule], scale: str, folder: Path) -> 
     damage = tuple(mend(folder / f"{name}.jsonl") for name in modules)
     found = read_runs(sorted(folder.glob("*.jsonl")))
     figures = tuple(
-        PlannedFigure(name, module, scale, folder, _jobs(name, module, scale, found))
+        PlannedFigure(
+            name,
+            module,
+            scale,
+            folder,
+            _jobs(name, module, module.SCALES[scale], found),
+        )
         for name, module in modules.items()
     )
     missing: dict[Key, Job] = {}
@@ -211,11 +251,12 @@ def compute(plan: Plan, num_workers: int) -> Iterator[Event]:
 
 
 def conclude(figure: PlannedFigure, found: Mapping[Key, list[Row]]) -> Conclusion:
-    """Draw a figure of which every run is there, judge its claims, and write both."""
-    missing = figure.num_missing(found)
-    if missing:
+    """Draw those parts of a figure whose runs are all there, and judge their claims."""
+    parts = figure.parts(found)
+    if not parts.num_ready:
+        missing = figure.num_missing(found)
         raise ValueError(f"{figure.name} lacks {missing} runs: compute them first")
-    rows = [row for job in figure.all_jobs(found) for row in found[job.key]]
+    rows = [row for job in parts.jobs for row in found[job.key]]
     picture = figure.module.draw(rows)
     pictures = [figure.folder / f"{figure.name}.{kind}" for kind in PICTURES]
     for path in pictures:
@@ -226,18 +267,21 @@ def conclude(figure: PlannedFigure, found: Mapping[Key, list[Row]]) -> Conclusio
     _update_claims(figure.folder / CLAIMS_FILE, figure, claims)
     seconds = seconds_of(rows)
     if figure.rows_path.exists():
-        facts = _facts(figure) | {"seconds": round(seconds, 1)}
+        facts = _facts(figure) | {"seconds": round(seconds, 1), "parts": str(parts)}
         record_session(figure.rows_path, facts)
-    return Conclusion(figure.name, claims, pictures, seconds)
+    return Conclusion(figure.name, claims, pictures, seconds, parts)
 
 
 def _jobs(
-    name: str, module: FigureModule, scale: str, found: Mapping[Key, list[Row]]
+    name: str,
+    module: FigureModule,
+    config: Any,  # noqa: ANN401 (the module's own)
+    found: Mapping[Key, list[Row]],
 ) -> tuple[Job, ...]:
     def rows_of(run: Run) -> list[Row] | None:
         return found.get(Job(name, run, module.compute_run).key)
 
-    config, later = module.SCALES[scale], getattr(module, "later_runs", None)
+    later = getattr(module, "later_runs", None)
     later_runs = None if later is None else partial(later, config)
     runs = runs_so_far(module.runs(config), later_runs, rows_of)
     return tuple(Job(name, run, module.compute_run) for run in runs)

@@ -67,6 +67,8 @@ _AT_LEAST = {
     "max_grad_norm": 0,
     "penalty": 0,
     "strength": 0,
+    "public_every": 0,
+    "pretrain": 0,
 }
 
 
@@ -111,6 +113,10 @@ class Run:
             "validation", which are training samples of the data set that this run does
             not train on. What is chosen by them is judged by the others.
         strength: How much of the span is taken out, in [0, 1].
+        public_every: In private training one training sample of so many is public, and
+            not among the private ones; 0: none is.
+        pretrain: Epochs that private training begins with on the public samples,
+            without noise.
         sample_norms: Without a rank: samples are summed up "normalised" to one norm, or
             "clipped" to the median norm.
     """
@@ -143,6 +149,8 @@ class Run:
     split: str = "test"
     strength: float = 1.0
     sample_norms: str | None = None
+    public_every: int = 10
+    pretrain: int = 0
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -179,6 +187,12 @@ class Run:
                 f"sample_norms={self.sample_norms!r} needs no rank: leave it out"
             )
 
+        if not self.public_every and (self.pretrain or self.basis == "public"):
+            raise ValueError(
+                "public_every=0 leaves no public samples: do without pretrain and "
+                "basis='public'"
+            )
+
     @property
     def arm(self) -> str:
         """Which side of a comparison the run is on: "plain" or "filtered"."""
@@ -199,6 +213,7 @@ class Run:
             what.append(f"{self.compressor} at rate {self.rate:,.0f}")
         if self.epsilon is not None:
             what.append(f"epsilon {self.epsilon:g}, basis {self.basis}")
+            what += [f"{self.pretrain} public epochs before"] * bool(self.pretrain)
         if self.stream is not None:
             what.append(f"{self.stream}, penalty {self.penalty}")
         return ", ".join([*what, f"batch {self.batch_size}", f"seed {self.seed}"])

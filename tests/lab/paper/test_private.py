@@ -25,13 +25,33 @@ RUN = Run(
 
 def test_public_and_private_samples_are_apart_and_all_of_them():
     task = load_task("digits", num_train=100, num_test=50)
-    public, _ = private._part(task, public=True)
-    rest, _ = private._part(task, public=False)
+    public, _ = private._part(task, RUN, public=True)
+    rest, _ = private._part(task, RUN, public=False)
     assert (len(public), len(rest)) == (10, 90)
     both = torch.cat([public, rest]).flatten(1)
     assert len(both.unique(dim=0)) == len(task.train_x.flatten(1).unique(dim=0))
-    batches = private._public_batches(task, seed=0)
+    batches = private._public_batches(task, RUN)
     assert sum(len(x) for x, _ in batches) == 10
+
+
+def test_without_public_samples_all_are_private():
+    run = replace(RUN, public_every=0, basis=None, rank=None, epochs=1)
+    (row,) = compute_private(run)
+    assert row["num_private"] == 100
+    with pytest.raises(ValueError, match="leaves no public samples"):
+        replace(run, pretrain=1)
+    with pytest.raises(ValueError, match="leaves no public samples"):
+        replace(run, basis="public", rank=2)
+
+
+def test_public_samples_are_learned_before_the_private_ones():
+    run = replace(RUN, num_train=600, num_test=200, basis=None, rank=None, epochs=1)
+    (untrained,) = compute_private(run)
+    (pretrained,) = compute_private(replace(run, pretrain=20))
+    # 60 images of digits teach far more than ten classes' chance of 0.1.
+    assert untrained["accuracy_before"] < 0.3
+    assert pretrained["accuracy_before"] > 0.5
+    assert pretrained["spent"] == untrained["spent"]
 
 
 @pytest.mark.parametrize("basis", [None, "public", "released", "private"])

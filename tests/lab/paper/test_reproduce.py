@@ -133,6 +133,25 @@ def test_a_figure_that_lacks_runs_is_not_drawn(tmp_path):
         conclude(plan.figures[0], plan.found)
 
 
+def test_parts_that_are_computed_are_drawn_before_the_others_are(tmp_path):
+    def by_rate(config):
+        return [replace(config, rates=(rate,)) for rate in config.rates]
+
+    module = {NAME: changed(parts=by_rate)}
+    plan = make_plan(module, "cpu", tmp_path)
+    first = [job for job in plan.missing if job.run.rate is None]
+    for job in [*first, plan.missing[-1]]:
+        append_run(tmp_path / f"{NAME}.jsonl", fake_rows(job.run))
+    plan = make_plan(module, "cpu", tmp_path)
+    conclusion = conclude(plan.figures[0], plan.found)
+    assert str(conclusion.parts) == "1 of 2"
+    assert set(conclusion.parts.jobs) == set(first)
+    (claim,) = conclusion.claims
+    assert claim.numbers == {"rows": len(first) * len(fake_rows(first[0].run))}
+    noted = json.loads((tmp_path / f"{NAME}.meta.json").read_text())
+    assert noted["parts"] == "1 of 2"
+
+
 def test_samples_are_checked_before_anything_is_computed(tmp_path):
     def runs(config):
         return [

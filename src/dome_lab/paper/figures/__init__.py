@@ -5,7 +5,9 @@ dataclass whose defaults are the paper's values) and ``SCALES`` with a configura
 "smoke" (seconds), "cpu" (real data, two cores) and "paper"; ``runs(config)``;
 ``compute_run(run)``, which yields rows; ``draw(rows)``; and ``judge(rows)``, a verdict
 on each of the figure's claims. One whose later runs depend on its first ones has
-``later_runs(config, found)`` too (``stages.py``).
+``later_runs(config, found)`` too (``stages.py``). One that asks several questions, each
+with runs of its own, has ``parts(config)``, a configuration for each: those that are
+computed are drawn and judged while the others are not there yet.
 """
 
 from __future__ import annotations

@@ -97,6 +97,11 @@ def later_runs(config: Config, found: Found) -> list[Run]:
     return [run for case in config.cases for run in _later(case, config, found)]
 
 
+def parts(config: Config) -> list[Config]:
+    """Every case for itself."""
+    return [replace(config, cases=(case,)) for case in config.cases]
+
+
 compute_run = train.compute_run
 
 

@@ -36,12 +36,20 @@ UNFILTERED = "no filter"
 FEEDBACK = ("topk+feedback", "randomk+feedback")
 
 
-def variants(run: Run, ranks: Sequence[int], power_rate: float) -> list[Run]:
-    """Every control, from the most to the least telling."""
+def variants(
+    run: Run, ranks: Sequence[int] = (10, 5, 20, 50), power_rate: float = POWER_RATE
+) -> tuple[Run, ...]:
+    """No filter, the filter, and every control, from the most to the least telling.
+
+    Args:
+        run: The filtered run.
+        ranks: Smaller ranks.
+        power_rate: The rate of PowerSGD, and of what is compared with it.
+    """
     plain = replace(run, rank=None)
     sketch = replace(plain, rate=power_rate)
     powers = replace(sketch, compressor="powersgd+feedback")
-    return [
+    return (
         plain,
         run,
         replace(run, removes="random"),
@@ -56,26 +64,26 @@ def variants(run: Run, ranks: Sequence[int], power_rate: float) -> list[Run]:
         replace(run, rate=power_rate),
         powers,
         replace(powers, rank=run.rank),
-    ]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Settings: the filtered run, smaller ranks, learning rates, number of seeds."""
+    """Settings: what is compared (``variants``), learning rates, number of seeds."""
 
-    run: Run = ext04.ALL_CASES[0]
-    ranks: tuple[int, ...] = (10, 5, 20, 50)
-    power_rate: float = POWER_RATE
+    compared: tuple[Run, ...] = variants(ext04.ALL_CASES[0])
     grid: Grid = ext04.ADAM
     num_seeds: int = 5
 
 
 SCALES = {
     "paper": Config(),
-    "cpu": Config(run=ext04.SCALES["cpu"].cases[0]),
+    "cpu": Config(compared=variants(ext04.SCALES["cpu"].cases[0])),
     "smoke": Config(
-        run=replace(fig03.SCALES["smoke"].run, num_train=64, num_test=50, rate=100),
-        ranks=(2,),
+        compared=variants(
+            replace(fig03.SCALES["smoke"].run, num_train=64, num_test=50, rate=100),
+            ranks=(2,),
+        ),
         grid=Grid(rates=(1e-3,), seeds=(100,), most_beyond=0),
         num_seeds=2,
     ),
@@ -85,14 +93,14 @@ SCALES = {
 def runs(config: Config) -> list[Run]:
     """The first trials of every control."""
     return [
-        trial for run in _variants(config) for trial in first_trials(run, config.grid)
+        trial for run in config.compared for trial in first_trials(run, config.grid)
     ]
 
 
 def later_runs(config: Config, found: Found) -> list[Run]:
     """Further trials, and what is judged where they are over."""
     wanted: list[Run] = []
-    for run in _variants(config):
+    for run in config.compared:
         best = search(run, config.grid, found, run.epochs)
         if isinstance(best, list):
             wanted += best
@@ -102,6 +110,15 @@ def later_runs(config: Config, found: Found) -> list[Run]:
                 for seed in range(config.num_seeds)
             ]
     return wanted
+
+
+def parts(config: Config) -> list[Config]:
+    """Every control with what it is compared with: none and the filter, at its rate."""
+    found = []
+    for rate in dict.fromkeys(run.rate for run in config.compared):
+        plain, dome, *others = [run for run in config.compared if run.rate == rate]
+        found += [replace(config, compared=(plain, dome, run)) for run in others]
+    return found
 
 
 compute_run = train.compute_run
@@ -160,10 +177,6 @@ def _as_good(name: str, dome: str, accuracy: dict[str, dict[int, float]]) -> Cla
         f"Test accuracy is at most {EQUAL} below that of “{dome}”.",
         [paired("change", accuracy[name], accuracy[dome], low=-EQUAL)],
     )
-
-
-def _variants(config: Config) -> list[Run]:
-    return variants(config.run, config.ranks, config.power_rate)
 
 
 def _judged(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -31,25 +31,38 @@ FORGET = 0.05
 EPOCHS = 50
 
 
+def ways(*cases: Run) -> tuple[Run, ...]:
+    """Every data set three ways, with a tracker that only watches.
+
+    Args:
+        cases: Runs with torch's momentum, one a data set.
+    """
+    return tuple(
+        replace(case, removes="nothing", **change)
+        for case in cases
+        for change in ({"optimizer": "ema"}, {}, {"forget": FORGET})
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Settings: runs with torch's momentum, one a data set, and how many seeds."""
+    """Settings: one run a data set and way, and how many seeds."""
 
-    cases: tuple[Run, ...] = (fig01.PAPER, fig02.PAPER)
+    cases: tuple[Run, ...] = ways(fig01.PAPER, fig02.PAPER)
     num_seeds: int = 5
 
 
 SCALES = {
     "paper": Config(),
     "cpu": Config(
-        cases=(
+        cases=ways(
             replace(fig01.SCALES["cpu"].run, epochs=EPOCHS),
             replace(fig02.SCALES["cpu"].run, epochs=EPOCHS),
         ),
         num_seeds=3,
     ),
     "smoke": Config(
-        cases=(replace(fig01.SCALES["smoke"].run, num_train=64, epochs=5),),
+        cases=ways(replace(fig01.SCALES["smoke"].run, num_train=64, epochs=5)),
         num_seeds=2,
     ),
 }
@@ -57,17 +70,17 @@ MAX_JOBS = fig02.MAX_JOBS
 
 
 def runs(config: Config) -> list[Run]:
-    """Every data set three ways, with a tracker that only watches."""
+    """Every case with every seed."""
     return [
-        replace(way, removes="nothing", seed=seed)
+        replace(case, seed=seed)
         for case in config.cases
-        for way in (
-            replace(case, optimizer="ema"),
-            case,
-            replace(case, forget=FORGET),
-        )
         for seed in range(config.num_seeds)
     ]
+
+
+def parts(config: Config) -> list[Config]:
+    """Every data set and way for itself."""
+    return [replace(config, cases=(case,)) for case in config.cases]
 
 
 compute_run = train.compute_run

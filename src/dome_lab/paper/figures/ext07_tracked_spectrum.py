@@ -57,6 +57,11 @@ def runs(config: Config) -> list[Run]:
     ]
 
 
+def parts(config: Config) -> list[Config]:
+    """Every data set for itself."""
+    return [replace(config, cases=(case,)) for case in config.cases]
+
+
 compute_run = train.compute_run
 
 

@@ -2,12 +2,12 @@ import pytest
 from paper.figures.made import staged_rows, training_rows
 
 from dome_lab.paper.claims import FAILS, HOLDS
+from dome_lab.paper.figures import ext04_tuned as ext04
 from dome_lab.paper.figures import ext05_controls as ext05
 from dome_lab.paper.tuning import Grid
 
 CONFIG = ext05.Config(
-    run=ext05.SCALES["cpu"].run,
-    ranks=(10,),
+    compared=ext05.variants(ext04.SCALES["cpu"].cases[0], ranks=(10,)),
     grid=Grid(rates=(1e-3,), most_beyond=0),
     num_seeds=3,
 )
@@ -46,6 +46,17 @@ def test_every_control_has_a_name_of_its_own():
     rows = staged_rows(ext05, CONFIG, made_run)
     judged = {row["seed"] for row in rows if row["split"] == "test"}
     assert judged == {0, 1, 2}
-    controls = ext05.variants(CONFIG.run, CONFIG.ranks, CONFIG.power_rate)
-    names = {ext05._name(run.columns()) for run in controls}
-    assert len(names) == len(controls)
+    names = {ext05._name(run.columns()) for run in CONFIG.compared}
+    assert len(names) == len(CONFIG.compared)
+
+
+def test_a_control_needs_no_other():
+    parts = ext05.parts(CONFIG)
+    rows = staged_rows(ext05, parts[0], made_run)
+    names = [claim.name for claim in ext05.judge(rows)]
+    assert names == [
+        "DOME, k = 100: ahead of no filter",
+        "random directions, k = 100: ahead of no filter",
+        "random directions, k = 100: as good as DOME, k = 100",
+    ]
+    assert {run for part in parts for run in part.compared} == set(CONFIG.compared)
