@@ -20,6 +20,57 @@ def update_sub(U, lam, G, t):
     return U, lam
 
 
+def cut_by_svd(matrix, _, rank):
+    """The best approximation of rank r."""
+    a, values, b = torch.linalg.svd(matrix, full_matrices=False)
+    return (a[:, :rank] * values[:rank]) @ b[:rank]
+
+
+def cut_by_power_step(matrix, last, rank):
+    """One step of a power iteration that starts at the row space of the last one."""
+    _, _, b = torch.linalg.svd(last, full_matrices=False)
+    left, _ = torch.linalg.qr(matrix @ b[:rank].T)
+    return left @ (left.T @ matrix)
+
+
+def low_rank_update(U, lam, G, t, shapes, rank, cut):
+    """Algorithm 2 with every column cut to a rank in every weight matrix.
+
+    U (d, k) is explicit, not orthonormal. Line 15's QR(Y) is the QR of Y Z for any
+    upper triangular Z of positive diagonal; Z is chosen before the cut, and λ measured
+    after it.
+    """
+    W, _ = positive_qr(U)
+    B = len(G)
+    H = center(G)
+    V = H @ W
+    Y = H.T @ V / B
+    if t > 1:
+        Y = (t - 1) / t * W @ torch.diag(lam) + Y / t
+    _, R = positive_qr(W.T @ Y)
+    combined, columns = Y @ torch.linalg.inv(R), []
+    for column, last in zip(combined.T, U.T, strict=True):
+        parts, start = [], 0
+        for shape in shapes:
+            stop = start + shape.numel()
+            part = column[start:stop]
+            if len(shape) > 1 and min(shape[0], shape[1:].numel()) > rank:
+                before = last[start:stop].view(shape[0], -1)
+                part = cut(part.view(shape[0], -1), before, rank).flatten()
+            parts.append(part)
+            start = stop
+        columns.append(torch.cat(parts))
+    U = torch.stack(columns, dim=1)
+    return U, torch.linalg.vector_norm(U @ R, dim=0)
+
+
+def positive_qr(A):
+    """QR as Gram-Schmidt gives it."""
+    Q, R = torch.linalg.qr(A)
+    signs = R.diagonal().sign()
+    return Q * signs, R * signs[:, None]
+
+
 def projector(U):
     return U @ U.T
 

@@ -102,7 +102,7 @@ def orthonormalize_(
             _fill_(U, fill, num_filled, generator, shard)
         if in_doubt:
             (C,) = yield Sum(shard.total, (gram(U),))
-            P, fill = yield Small(_sweep, (C, fill))
+            P, fill = yield Small(sweep, (C, fill))
             recombine_(U, P)
         (C,) = yield Sum(shard.total, (gram(U),))
         left, missing = yield Ask((_error(C), fill.sum()))
@@ -123,7 +123,7 @@ def _error(C: Tensor) -> Tensor:
     return (C - torch.eye(len(C), dtype=C.dtype, device=C.device)).abs().max()
 
 
-def _sweep(C: Tensor, fill: Tensor) -> tuple[Tensor, Tensor]:
+def sweep(C: Tensor, fill: Tensor) -> tuple[Tensor, Tensor]:
     """What makes columns with Gram matrix C orthonormal, those to fill behind others.
 
     Returns:

@@ -32,7 +32,8 @@ def check_small(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
         if there.shape != here.shape:
             raise ValueError(
                 f"{name!r} has shape {tuple(there.shape)} in the state and "
-                f"{tuple(here.shape)} here: use the same rank and oversample"
+                f"{tuple(here.shape)} here: use the same rank, oversample and "
+                f"direction_rank"
             )
         if not there.isfinite().all():
             raise ValueError(f"{name!r} in the state is not finite: {DAMAGED}")
