@@ -1,7 +1,9 @@
 """With the filter against without, at each rate, over seeds."""
 
+import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN
@@ -33,12 +35,16 @@ class Comparison:
         accuracy_gain: Filtered minus plain. Paired: the arms of a seed share initial
             weights, sample order and sketch noise.
         loss_change: Filtered minus plain training loss, paired too: less is better.
+        learning_rates: Of the arms, where they were chosen for each.
+        cost: The processor's seconds of an epoch with the filter, in those without.
     """
 
     rate: float | None
     arms: dict[str, Arm]
     accuracy_gain: Interval
     loss_change: Interval
+    learning_rates: dict[str, float] = field(default_factory=dict)
+    cost: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,17 @@ def _compare_at(rate: float | None, rows: Sequence[Row]) -> Comparison:
         {PLAIN: _arm(before), FILTERED: _arm(after)},
         _change(after, before, "test_accuracy"),
         _change(after, before, "train_loss"),
+        {
+            arm: _number(mine[0]["lr"])
+            for arm, mine in ((PLAIN, plain), (FILTERED, filtered))
+        },
+        _seconds(filtered) / _seconds(plain),
     )
+
+
+def _seconds(rows: Sequence[Row]) -> float:
+    """The processor's seconds of an epoch, the median over epochs and seeds."""
+    return statistics.median(_number(row["processor_seconds"]) for row in rows)
 
 
 def _arm(runs: dict[int, list[Row]]) -> Arm:

@@ -162,9 +162,12 @@ def student_interval(values: Sequence[float]) -> Interval:
 
 
 def interval_or_none(values: Sequence[float]) -> Interval | None:
-    """The same; None if there are too few values, or one is not finite."""
+    """The same; None if there are too few values, one is not finite, or all are equal.
+
+    Values that do not scatter say nothing about their scatter: see ``estimate``.
+    """
     good = len(values) > 1 and all(map(math.isfinite, values))
-    return student_interval(values) if good else None
+    return student_interval(values) if good and estimate(values) else None
 
 
 def paired_changes(

@@ -1,6 +1,7 @@
-"""The three questions a reader comes with, answered from the rows, or not at all.
+"""The four questions a reader comes with, answered from the rows, or not at all.
 
-Does filtering help here, how much is removed, how many directions matter. Intervals are
+Does filtering help here, what does it cost, how much is removed, how many directions
+matter. Intervals are
 95 % Student t intervals over seeds. "Clearly" means that the whole interval lies on one
 side of zero; there is no correction for the number of comparisons.
 """
@@ -20,6 +21,7 @@ SHARE = 0.9  # of the variance, held by "the directions that matter"
 FLAT = 0.8  # if so many of the directions are needed for it, the spectrum is flat
 MANY = 3  # comparisons that are told one by one
 HELP = "Does filtering help here?"
+COST = "What does it cost?"
 AMOUNT = "How much is removed?"
 DIRECTIONS = "How many directions matter?"
 
@@ -35,8 +37,8 @@ class Answer:
 
 
 def answers_of(groups: Sequence[Group], pairs: Sequence[Pair]) -> list[Answer]:
-    """The three answers."""
-    return [_help(pairs), _amount(groups), _directions(groups)]
+    """The four answers."""
+    return [_help(pairs), _cost(pairs), _amount(groups), _directions(groups)]
 
 
 def num_directions(trial: Trial) -> float:
@@ -75,16 +77,42 @@ def _headline(pairs: Sequence[Pair]) -> str:
     better, worse = ([p for p in pairs if p.verdict == sign] for sign in (1, -1))
     if better and worse:
         return "It depends"
-    if better:
-        return "Yes" if len(better) == len(pairs) else f"Yes: {_where(better, pairs)}"
-    if worse:
-        return "No" if len(worse) == len(pairs) else f"No: worse {_where(worse, pairs)}"
+    if better or worse:
+        # A few seeds of one setting are no "yes": it says what was seen, and how often.
+        some, word = (better, "Ahead") if better else (worse, "Behind")
+        where = "" if len(some) == len(pairs) else f" {_where(some, pairs)}"
+        return f"{word}{where}, in {_seeds(some)}"
     losses = {pair.loss_verdict for pair in pairs}
     if 1 in losses and -1 not in losses:
         return "Not clearly: lower loss, no clear gain in accuracy"
     if -1 in losses and 1 not in losses:
         return "Not clearly: higher loss, no clear change in accuracy"
     return "No clear difference"
+
+
+def _seeds(pairs: Sequence[Pair]) -> str:
+    fewest, most = (f(len(pair.seeds) for pair in pairs) for f in (min, max))
+    return f"{most} seeds" if fewest == most else f"{fewest} to {most} seeds"
+
+
+def _cost(pairs: Sequence[Pair]) -> Answer:
+    ratios = sorted(pair.cost for pair in pairs if math.isfinite(pair.cost))
+    if not ratios:
+        why = (
+            "The rows do not tell the processor's seconds with the filter and without."
+        )
+        return Answer(COST, "Not measured", [why], is_known=False)
+    first, last = f"{ratios[0]:.1f}", f"{ratios[-1]:.1f}"
+    times = first if first == last else f"{first} to {last}"
+    return Answer(
+        COST,
+        f"{times} times the time",
+        [
+            "of an epoch without the filter, by the processor's seconds",
+            "In that time one could train on without it, with which the gain is not "
+            "compared here",
+        ],
+    )
 
 
 def _where(some: Sequence[Pair], pairs: Sequence[Pair]) -> str:
@@ -112,7 +140,7 @@ def _words(pair: Pair) -> str:
         return f"{where}no accuracy from every seed, with the filter and without"
     text = f"{where}{100 * pair.before:.1f} → {100 * pair.after:.1f} % accuracy"
     if pair.accuracy is None:
-        return f"{text}; one seed, no interval"
+        return f"{text}; {_no_interval(pair.seeds)}"
     return f"{text}, {signed(pair.accuracy, 100, 1)} points ({VERDICTS[pair.verdict]})"
 
 
@@ -218,8 +246,15 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _over(by_seed: Sequence[float]) -> str:
-    num = len(by_seed)
-    return "; one seed, no interval" if num == 1 else f"; {num} seeds, 95 % interval"
+    if interval_or_none(by_seed) is None:
+        return f"; {_no_interval(by_seed)}"
+    return f"; {len(by_seed)} seeds, 95 % interval"
+
+
+def _no_interval(seeds: Sequence[object]) -> str:
+    if len(seeds) == 1:
+        return "one seed, no interval"
+    return f"the same in {len(seeds)} seeds, no interval"
 
 
 def _bounds(by_seed: Sequence[float], scale: float) -> str:

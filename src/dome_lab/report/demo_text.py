@@ -21,27 +21,27 @@ def rate_name(rate: float | None) -> str:
 
 
 def table(comparisons: Sequence[Comparison]) -> Table:
-    """Rate by arm: accuracy, training loss and what the filter took."""
+    """Rate by arm: learning rate, accuracy and training loss."""
     result = Table(
         title="After the last epoch: mean over seeds ± 95 % Student t interval",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),  # all of it within 80 columns
     )
-    for heading in ("rate", "filter", "accuracy, %", "gain", "train loss", "change"):
+    headings = ("rate", "filter", "lr", "accuracy, %", "gain", "train loss", "change")
+    for heading in headings:
         result.add_column(heading, justify="right")
-    result.add_column("norm\nremoved", justify="right")
     for comparison in comparisons:
         for name, arm in comparison.arms.items():
             filtered = name == FILTERED
             result.add_row(
                 "" if filtered else rate_name(comparison.rate),
                 "yes" if filtered else "no",
+                f"{comparison.learning_rates[name]:g}",
                 _plus_minus(arm.accuracy, 100),
                 _points(comparison.accuracy_gain) if filtered else "",
                 _plus_minus(arm.train_loss, 1),
                 _signed(comparison.loss_change) if filtered else "",
-                f"{100 * arm.removed.mean:.0f} %" if filtered else "",
                 end_section=filtered,
             )
     return result
@@ -62,8 +62,17 @@ def sentence(comparisons: Sequence[Comparison]) -> str:
     return (
         f"The filter took {share:.0f} % of the gradient's norm away: in test accuracy "
         f"it {_verdicts(accuracy)}; in training loss it {_verdicts(loss)}; "
-        "± is the 95 % interval of the difference, paired by seed."
+        "± is the 95 % interval of the difference, paired by seed. Each arm has the "
+        "learning rate that was best for it on other seeds (lr). An epoch takes "
+        f"{costs(comparisons)} times as long with the filter; without it one could "
+        "train on for that time, which is not compared here: docs/reproduction.md does."
     )
+
+
+def costs(comparisons: Sequence[Comparison]) -> str:
+    """How many times as long an epoch takes with the filter."""
+    times = sorted(f"{c.cost:.1f}" for c in comparisons)
+    return times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"
 
 
 def _verdicts(findings: Sequence[tuple[int, str]]) -> str:

@@ -1,6 +1,7 @@
 """With the filter against without, at the end of training, seed by seed."""
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,8 @@ class Pair:
         after: The same with it.
         accuracy: Gain in test accuracy; None if there is no interval.
         loss: Change in training loss; None if there is no interval.
+        cost: The processor's seconds of an epoch with the filter, in those without; NaN
+            if they were not noted.
     """
 
     name: str
@@ -33,6 +36,7 @@ class Pair:
     after: float
     accuracy: Interval | None
     loss: Interval | None
+    cost: float = math.nan
 
     @property
     def verdict(self) -> int:
@@ -86,7 +90,16 @@ def _pair(name: str, plain: Group, filtered: Group) -> Pair:
         _mean([after[seed] for seed in gains]),
         interval_or_none(list(gains.values())),
         interval_or_none(list(losses.values())),
+        _seconds(filtered) / _seconds(plain),
     )
+
+
+def _seconds(group: Group) -> float:
+    """The processor's seconds of an epoch, the median over all seeds; or NaN."""
+    rows = [row for trial in group.trials for row in trial.rows]
+    found = [number(row.get("processor_seconds")) for row in rows]
+    # A median, because an epoch's seconds vary with what else the machine does.
+    return statistics.median(found) if all(map(math.isfinite, found)) else math.nan
 
 
 def _ends(group: Group, column: str) -> dict[int, float]:

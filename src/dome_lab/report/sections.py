@@ -16,6 +16,7 @@ from dome_lab.report.sources import (
     read_claims,
     read_facts,
     read_source,
+    without_chosen,
 )
 
 
@@ -26,11 +27,12 @@ def demo_section(plan: demo.Plan) -> Section:
         f"ResNet-8 on 16x16 digits, Adam, a Gaussian sketch of the gradient; "
         f"the filter removes {plan.config.rank} directions."
     )
-    return Section("demo", caption, known_trials(runs), read_facts(plan.path))
+    facts = read_facts(plan.path)
+    return without_chosen(Section("demo", caption, known_trials(runs), facts))
 
 
 def figure_sections(folder: Path, scale: str) -> list[Section]:
-    """One section for every figure of which all runs are in a folder.
+    """One section for every figure of which all runs of a part are in a folder.
 
     Figures share runs on disk, so a figure's own file may lack some of them.
 
@@ -44,9 +46,13 @@ def figure_sections(folder: Path, scale: str) -> list[Section]:
     claims = read_claims(folder)
     sections = []
     for figure in plan.figures:
-        if figure.num_missing(plan.found):
+        parts = figure.parts(plan.found)
+        if not parts.num_ready:
             continue
-        runs = {job.key: plan.found[job.key] for job in figure.jobs}
+        runs = {job.key: plan.found[job.key] for job in parts.jobs}
+        notes = list(broken[figure.rows_path])
+        if parts.num_ready < parts.num_all:
+            notes.append(f"{parts} parts of this figure are computed.")
         mine = [c for c in claims if short_name(c.figure) == short_name(figure.name)]
         sections.append(
             Section(
@@ -55,7 +61,7 @@ def figure_sections(folder: Path, scale: str) -> list[Section]:
                 known_trials(runs),
                 read_facts(figure.rows_path),
                 mine,
-                notes=broken[figure.rows_path],
+                notes=notes,
             )
         )
     return sections
@@ -67,7 +73,7 @@ def file_sections(paths: Sequence[Path]) -> list[Section]:
     Rows of a figure are a section of their own. All other files are one section, so
     that their runs stand side by side.
     """
-    read = [read_source(path) for path in _files(paths)]
+    read = [without_chosen(read_source(path)) for path in _files(paths)]
     loose = [section for section in read if "figure" not in section.facts]
     figures = [section for section in read if "figure" in section.facts]
     figures = _with_counterparts(sorted(figures, key=_papers_first))

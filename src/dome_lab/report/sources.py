@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from dome_lab.paper.claims import FAILS, HOLDS, NOT_EVIDENCE, UNDECIDED, Claim
@@ -73,6 +73,22 @@ class Section:
     claims: Sequence[Claim] = ()
     files: Sequence[str] = ()
     notes: Sequence[str] = ()
+
+
+def without_chosen(section: Section) -> Section:
+    """The section without what was chosen for each arm, so that arms are compared.
+
+    What that is, is noted beside the rows, and told instead of them.
+    """
+    chosen = section.facts.get("chosen")
+    if not isinstance(chosen, list):
+        return section
+    trials = [
+        replace(t, settings={k: v for k, v in t.settings.items() if k not in chosen})
+        for t in section.trials
+    ]
+    note = f"Chosen for each arm on other seeds, not equal: {', '.join(chosen)}."
+    return replace(section, trials=trials, notes=[*section.notes, note])
 
 
 def known_trials(found: Mapping[Key, list[Row]]) -> list[Trial]:

@@ -22,18 +22,44 @@ def path(tmp_path):
 
 
 def test_a_clear_gain_is_told_with_its_interval(path):
-    helped, removed, directions = answered(write_arms(path))
-    assert helped.answer == "Yes"
+    helped, _, removed, directions = answered(write_arms(path))
+    assert helped.answer == "Ahead, in 3 seeds"
     # 0.7 - 0.5, and t(2) 0.01 / √3 = 4.3027 · 0.57735 points.
     assert (
         helped.lines[0]
         == "50.0 → 70.0 % accuracy, +20.0 [+17.5, +22.5] points (better)"
     )
     assert helped.lines[1] == "Training loss at the end: clearly lower"
-    assert removed.answer == "60 % [60.0, 60.0]"
-    assert "lie 80 % [80.0, 80.0]" in removed.lines[1]
+    assert removed.answer == "60 %"
+    assert removed.lines[0].endswith("the same in 3 seeds, no interval")
+    assert "lie 80 % of the norm" in removed.lines[1]
     # 8 + 4 are 80 % of 15, 8 + 4 + 2 are 93 %.
-    assert directions.answer == "3 of 4 [3.0, 3.0]"
+    assert directions.answer == "3 of 4"
+
+
+def test_cost_is_told_beside_the_gain(path):
+    append_run(path, run_rows(replace(FILTERED, rank=None), 0.5, processor_seconds=2.0))
+    append_run(path, run_rows(FILTERED, 0.7, processor_seconds=5.0))
+    _, cost, *_ = answered(path)
+    assert cost.answer == "2.5 times the time"
+    assert "processor's seconds" in cost.lines[0]
+
+
+def test_a_cost_that_nobody_noted_is_not_told(path):
+    _, cost, *_ = answered(write_arms(path))
+    assert (cost.answer, cost.is_known) == ("Not measured", False)
+
+
+def test_learning_rates_chosen_for_each_arm_do_not_keep_arms_apart(path):
+    for seed, shift in enumerate((-0.01, 0.0, 0.01)):
+        for run, level in ((replace(FILTERED, rank=None), 0.5), (FILTERED, 0.7)):
+            lr = 0.1 if run.rank is None else 0.3
+            append_run(
+                path, run_rows(replace(run, seed=seed, lr=lr), level + shift * lr)
+            )
+    assert answered(path)[0].answer == "Cannot be told"
+    path.with_suffix(".meta.json").write_text('{"chosen": ["lr"]}')
+    assert answered(path)[0].answer == "Ahead, in 3 seeds"
 
 
 def test_what_is_not_clear_is_not_called_a_gain(path):
@@ -47,9 +73,9 @@ def test_a_lower_loss_alone_is_called_that(path):
     assert helped.answer == "Not clearly: lower loss, no clear gain in accuracy"
 
 
-def test_a_clear_loss_is_called_no(path):
+def test_a_clear_loss_is_called_behind(path):
     helped, *_ = answered(write_arms(path, filtered=0.3))
-    assert helped.answer == "No"
+    assert helped.answer == "Behind, in 3 seeds"
     assert "(worse)" in helped.lines[0]
 
 
@@ -57,7 +83,7 @@ def test_where_it_helps_is_named(path):
     write_arms(path, filtered=0.5)
     write_arms(path, run=replace(FILTERED, rate=100.0))
     helped, *_ = answered(path)
-    assert helped.answer == "Yes: at rate 100"
+    assert helped.answer == "Ahead at rate 100, in 3 seeds"
     write_arms(path, filtered=0.3, run=replace(FILTERED, rate=1000.0))
     helped, *_ = answered(path)
     assert helped.answer == "It depends"
@@ -74,7 +100,7 @@ def test_many_comparisons_are_counted(path):
 
 
 def test_one_seed_decides_nothing(path):
-    helped, removed, _ = answered(write_arms(path, shifts=(0.0,)))
+    helped, _, removed, _ = answered(write_arms(path, shifts=(0.0,)))
     assert helped.answer == "Cannot be told yet"
     assert helped.lines[1] == "50.0 → 70.0 % accuracy; one seed, no interval"
     assert removed.answer == "60 %"
@@ -92,7 +118,7 @@ def test_a_seed_that_diverged_is_no_gain(path):
 
 def test_without_a_counterpart_nothing_is_told(path):
     append_run(path, run_rows(FILTERED, 0.5))
-    helped, removed, _ = answered(path)
+    helped, _, removed, _ = answered(path)
     assert (helped.answer, helped.is_known) == ("Cannot be told", False)
     assert removed.answer == "60 %"
 
@@ -100,18 +126,18 @@ def test_without_a_counterpart_nothing_is_told(path):
 def test_filters_that_differ_are_not_averaged(path):
     write_arms(path)
     write_arms(path, run=replace(FILTERED, rank=2), kept_norm=0.9, eigenvalues=[1, 0])
-    _, removed, directions = answered(path)
+    *_, removed, directions = answered(path)
     assert removed.answer == "10 to 60 %"
     assert directions.answer == "It depends on how many are followed"
     assert directions.lines[1:] == [
-        "filter, rank 2: 1 of 2 [1.0, 1.0]",
-        "filter, rank 4: 3 of 4 [3.0, 3.0]",
+        "filter, rank 2: 1 of 2",
+        "filter, rank 4: 3 of 4",
     ]
 
 
 def test_a_flat_spectrum_is_called_flat(path):
     *_, directions = answered(write_arms(path, eigenvalues=[1.0] * 4))
-    assert directions.answer == "4 of 4 [4.0, 4.0]"
+    assert directions.answer == "4 of 4"
     assert directions.lines[1].startswith("The spectrum is flat")
 
 
@@ -123,7 +149,7 @@ def test_a_spectrum_that_was_cut_off_is_not_counted(path):
 
 def test_rows_of_another_loop_are_answered_as_far_as_they_go(tmp_path):
     rows = [{"step": s, "kept_norm": 0.5, "fraction": 0.9} for s in range(3)]
-    helped, removed, directions = answered(write_loose(tmp_path / "own.jsonl", rows))
+    helped, _, removed, directions = answered(write_loose(tmp_path / "own.jsonl", rows))
     assert not helped.is_known
     assert removed.answer == "50 %"
     assert not directions.is_known

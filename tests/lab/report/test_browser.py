@@ -68,10 +68,10 @@ def test_the_answers_stand_on_the_first_screen(opened, report):
     page = opened(report)
     look(page, "light")
     answers = page.locator(".answer")
-    assert answers.count() == 3
-    assert answers.nth(0).locator(".big").inner_text() == "Yes"
-    assert answers.nth(1).locator(".big").inner_text().startswith("60 %")
-    for k in range(3):
+    assert answers.count() == 4
+    assert answers.nth(0).locator(".big").inner_text() == "Ahead, in 3 seeds"
+    assert answers.nth(2).locator(".big").inner_text().startswith("60 %")
+    for k in range(4):
         box = answers.nth(k).bounding_box()
         assert box["y"] + box["height"] < 800
 

@@ -91,9 +91,10 @@ PAPER = Run(
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Settings: a run, the epsilons, and how many seeds."""
+    """Settings: a run, the arms, the epsilons, and how many seeds."""
 
     run: Run = PAPER
+    arms: tuple[Arm, ...] = ARMS
     epsilons: tuple[float, ...] = (0.5, 1, 2, 4, 8)
     num_seeds: int = 5
 
@@ -127,9 +128,17 @@ def runs(config: Config) -> list[Run]:
     """Every arm at every epsilon and seed."""
     return [
         replace(arm.of(config.run), epsilon=epsilon, seed=seed)
-        for arm in ARMS
+        for arm in config.arms
         for epsilon in config.epsilons
         for seed in range(config.num_seeds)
+    ]
+
+
+def parts(config: Config) -> list[Config]:
+    """Without pre-training, and pre-training against DP-SGD."""
+    return [
+        replace(config, arms=(PLAIN, *FILTERED)),
+        replace(config, arms=(PLAIN, PRETRAINED, BOTH)),
     ]
 
 
@@ -137,7 +146,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     """Accuracy at the end by epsilon, a line an arm."""
     figure, ((axes,),) = drawing.canvas(1, 1, drawing.COLUMN, 3.6)
     epsilons = distinct(rows, "epsilon")
-    for shift, arm in enumerate(ARMS):
+    for shift, arm in enumerate(_arms_of(rows)):
         # Beside each other, so that intervals can be told apart.
         x = [epsilon * 1.03 ** (shift - 2.5) for epsilon in epsilons]
         mine = arm.rows(rows)
@@ -154,12 +163,11 @@ def draw(rows: Sequence[Row]) -> Figure:
     drawing.label(axes, f"ε at δ = {number(rows[0], 'delta'):g}", "test accuracy")
     drawing.add_title(figure, rows, axes)
     private = int(number(rows[0], "num_private"))
-    public = [number(row, "accuracy_before") for row in PRETRAINED.rows(rows)]
     drawing.add_note(
         figure,
         drawing.statistics_note(rows, "bars"),
-        f"{private:,} training images are private, the rest public; trained on the "
-        f"public ones alone: {sum(public) / len(public):.2f}.",
+        f"{private:,} training images are private, the rest public.",
+        _public_alone(rows),
         drawing.extension_note(rows),
     )
     return figure
@@ -167,10 +175,10 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
     """Each source of the basis against none, pre-training, and what was spent."""
-    gains = [
-        *(_ahead("tab02", arm, PLAIN, rows) for arm in (*FILTERED, PRETRAINED)),
-        _ahead("tab02", BOTH, PRETRAINED, rows),
-    ]
+    there = _arms_of(rows)
+    gains = [_ahead(arm, PLAIN, rows) for arm in there if arm not in (PLAIN, BOTH)]
+    if BOTH in there:
+        gains.append(_ahead(BOTH, PRETRAINED, rows))
     spent = [
         always(
             f"spent of epsilon {epsilon:g}",
@@ -188,9 +196,22 @@ def judge(rows: Sequence[Row]) -> list[Claim]:
     return [*gains, within]
 
 
-def _ahead(figure: str, arm: Arm, other: Arm, rows: Sequence[Row]) -> Claim:
+def _arms_of(rows: Sequence[Row]) -> list[Arm]:
+    """The arms that are among the rows."""
+    return [arm for arm in ARMS if arm.rows(rows)]
+
+
+def _public_alone(rows: Sequence[Row]) -> str:
+    """What the public images are worth without the private ones, in words."""
+    found = [number(row, "accuracy_before") for row in PRETRAINED.rows(rows)]
+    if not found:
+        return ""
+    return f"Trained on the public ones alone: {sum(found) / len(found):.2f}."
+
+
+def _ahead(arm: Arm, other: Arm, rows: Sequence[Row]) -> Claim:
     return claim(
-        figure,
+        "tab02",
         f"{arm.name}: more accurate than {other.name}",
         f"At every epsilon, test accuracy is above that of “{other.name}”.",
         [
