@@ -15,8 +15,10 @@ from torch import Tensor
 from dome.parameters import LAYOUTS
 from dome.samples import KINDS
 from dome.trackers import TRACKERS, Tracker
+from dome.trackers.low_rank import LowRankPower
 
 LOSS_REDUCTIONS = ("mean", "sum")
+DIRECTION_DTYPES = (torch.float32, torch.float64)
 
 Downstream = Callable[[Tensor], Tensor]
 TrackerFactory = Callable[..., Tracker]
@@ -45,6 +47,9 @@ class FilterOptions:
         generator: Source of the initial basis; without one a fixed seed is used.
         basis_dtype: Storage of the basis: torch.float32, float64 or bfloat16; the
             parameters' own precision (at least float32) if not given.
+        direction_rank: Store every direction, in each weight matrix, as a product of
+            two thin matrices of this rank, and take samples as inputs and output
+            gradients: for models whose basis (D, K) or rows (B, D) do not fit.
         batch_dim: Which dimension of the model's input enumerates samples, if not 0.
         allow_mixing: Let parameters meet tensors in which samples were mixed along
             their axis: a sample's row then is its share of the batch loss.
@@ -66,6 +71,7 @@ class FilterOptions:
     loss_reduction: str = "mean"
     generator: torch.Generator | None = None
     basis_dtype: torch.dtype | None = None
+    direction_rank: int | None = None
     batch_dim: int | None = None
     allow_mixing: bool = False
     ignore_penalty: bool = False
@@ -85,6 +91,7 @@ class FilterOptions:
                 )
         if not callable(self.strength):
             _check_strength(self.strength)
+        self._check_direction_rank()
         if callable(self.tracker):
             if self.oversample or self.forget is not None:
                 raise ValueError(
@@ -95,6 +102,24 @@ class FilterOptions:
             raise ValueError(
                 f"tracker must be one of {tuple(TRACKERS)} or a function (dim, rank) "
                 f"-> tracker, got {self.tracker!r}"
+            )
+
+    def _check_direction_rank(self) -> None:
+        if self.direction_rank is None:
+            return
+        if self.direction_rank < 1:
+            raise ValueError(
+                f"direction_rank must be at least 1, got {self.direction_rank}"
+            )
+        if self.tracker != "power":
+            raise ValueError(
+                f'direction_rank is a form of tracker="power", got tracker='
+                f"{self.tracker!r}: leave one of the two out"
+            )
+        if self.basis_dtype not in (None, *DIRECTION_DTYPES):
+            raise ValueError(
+                f"with direction_rank, basis_dtype must be one of {DIRECTION_DTYPES}, "
+                f"got {self.basis_dtype}: thin products are small in any type"
             )
 
     @classmethod
@@ -154,6 +179,24 @@ class FilterOptions:
         return TRACKERS[self.tracker](
             dim,
             rank,
+            oversample=self.oversample,
+            forget=self.forget,
+            generator=self.generator,
+            **where,
+        )
+
+    def directions_for(
+        self,
+        shapes: Sequence[torch.Size],
+        rank: int,
+        **where: Any,  # noqa: ANN401
+    ) -> LowRankPower:
+        """A tracker of directions of low rank, of parameters of these shapes."""
+        where["dtype"] = self.basis_dtype or where["dtype"]
+        return LowRankPower(
+            shapes,
+            rank,
+            self.direction_rank or 1,
             oversample=self.oversample,
             forget=self.forget,
             generator=self.generator,

@@ -117,6 +117,26 @@ class Layout:
         # Of a single tensor it is a view.
         return flat.clone() if len(grads) == 1 else flat
 
+    def dense_grads(self) -> dict[int, Tensor] | None:
+        """What is in ``.grad``, by first column; None if it is no part of ``gather``.
+
+        That is, of another precision, device or layout than the flat gradient.
+        """
+        grads = {
+            slot.start: p.grad
+            for p, slot in zip(self.parameters, self.slots, strict=True)
+            if p.grad is not None
+        }
+        plain = all(
+            g.dtype == self.dtype and g.device == self.device and not g.is_sparse
+            for g in grads.values()
+        )
+        return grads if grads and plain else None
+
+    def shapes(self, block: Block) -> list[torch.Size]:
+        """The shapes of the parameters in a block, in order."""
+        return [s.shape for s in self.slots if block.start <= s.start < block.stop]
+
     def _check(self, grads: list[Tensor]) -> None:
         """Refuse gradients that are no part of one dense vector."""
         for gradient, slot in zip(grads, self.slots, strict=True):

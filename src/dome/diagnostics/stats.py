@@ -21,7 +21,8 @@ class FilterStats:
     Attributes:
         step: Steps taken so far.
         fraction: The paper's mean over samples of ‖U Uᵀ g_b‖ / ‖g_b‖, before filtering,
-            at the last step that took samples; NaN before the first.
+            at the last step that took samples; NaN before the first, and with
+            ``direction_rank``, where the norms of samples are not known.
         kept_norm: ‖filtered g‖ / ‖g‖, before anything in ``after``; 1 while warming up.
         removed_share: How much of ‖g‖² was removed, 1 − kept_norm².
         signal_to_noise: Of the batch gradient before filtering, at the last step that
@@ -54,9 +55,10 @@ class FilterStats:
 def captured_fraction(captured: Tensor, total: Tensor) -> Tensor:
     """Mean of ‖U Uᵀ g_b‖ / ‖g_b‖ from the squared norms, each of shape (B,).
 
-    A sample that is zero has nothing to capture and counts as 0.
+    A sample that is zero has nothing to capture and counts as 0; one whose norm is not
+    known makes it NaN.
     """
-    ratio = torch.where(total > 0, captured / total, torch.zeros_like(total))
+    ratio = torch.where(total == 0, torch.zeros_like(total), captured / total)
     return ratio.clamp(0.0, 1.0).sqrt().mean()
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dome.compression import Compressor
 from dome.diagnostics import FilterStats
 from dome.distributed.exchange import Exchange
-from dome.distributed.handshake import check_same_options
+from dome.distributed.handshake import check_same_options, refuse_directions
 from dome.distributed.local import LocalGradients, check_switchable
 from dome.distributed.merging import check_mergeable, merge_bases
 from dome.distributed.sharded import source_named
@@ -70,6 +70,7 @@ class CompressedFilter(Hooked):
         self._workers = Workers(model.process_group, layout.device)
         options |= {"rank": rank, "samples": source, "after": after}
         checked = FilterOptions.named("dome.distributed.attach", options)
+        refuse_directions(checked)
         check_same_options(
             self._workers,
             checked,

@@ -113,3 +113,12 @@ def check_same_options(
                 f"workers have different options, {name}: {listed}. Every worker must "
                 f"call dome.distributed.attach alike"
             )
+
+
+def refuse_directions(options: FilterOptions) -> None:
+    """Refuse directions of low rank, which are not split over workers."""
+    if options.direction_rank is not None:
+        raise ValueError(
+            "direction_rank is not supported across workers yet: leave it out, since "
+            "workers split the basis among them, or train in one process"
+        )

@@ -308,6 +308,11 @@ class Product:
         return self.right.num_positions
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What it is computed in."""
+        return self.right.tensors[0].dtype
+
+    @property
     def is_unchanged(self) -> bool:
         """Whether nobody wrote to the tensors that are held."""
         versions = tuple(t._version for t in self._tensors)

@@ -13,13 +13,19 @@ which a thin one keeps the part that one step of a power iteration finds:
 (Vogels et al., PowerSGD, 2019). Y_j is never formed, except where samples are rows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
 from dome.numerics.factors import Product, Use
+
+
+def is_thin(shape: Sequence[int], rank: int) -> bool:
+    """Whether directions of rank r take less as thin products in a parameter."""
+    return len(shape) > 1 and min(shape[0], prod(shape[1:])) > rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ def source_for(
     batch_dim: int | None = None,
     allow_mixing: bool = False,
     ignore_penalty: bool = False,
+    direction_rank: int | None = None,
 ) -> SampleSource:
     """The source of samples by its name; a model under Opacus' hooks is recognised.
 
@@ -40,6 +41,8 @@ def source_for(
         batch_dim: The dimension of the input that enumerates the samples, if not 0.
         allow_mixing: Let tracked parameters meet samples that were mixed.
         ignore_penalty: Do not ask whether samples account for all of the gradient.
+        direction_rank: Keep per-sample gradients as products, for directions of this
+            rank.
     """
     if kind not in KINDS:
         raise ValueError(f"samples must be one of {KINDS}, got {kind!r}")
@@ -54,4 +57,5 @@ def source_for(
         batch_dim=batch_dim,
         allow_mixing=allow_mixing,
         ignore_penalty=ignore_penalty,
+        direction_rank=direction_rank,
     )

@@ -6,17 +6,18 @@ Samples come in two kinds:
     factors   δ (B, T, out), a (B, T, in)       → trackers with directions of low rank
               of each weight matrix
 
-Rows are what every source gives today. Factors are what rows are products of: a tracker
-whose directions are thin products themselves needs nothing but their products with its
-own factors, so that nothing of size B·D is ever formed. Both kinds are collected by
-takers of one capture; see ``dome.samples.store.wanted`` and ``sources.capture``.
+Rows are what every source gives. Factors are what rows are products of: a tracker whose
+directions are thin products themselves needs nothing but their products with its own
+factors (``dome.numerics.factors``), so that nothing of size B·D is ever formed. Both
+kinds are collected by takers of one capture; see ``dome.samples.store.wanted``.
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 from torch import Tensor
+
+from dome.numerics.factors import FactorBatch
 
 
 class SampleSource(Protocol):
@@ -62,34 +63,17 @@ class SampleSource(Protocol):
         """Remove every hook from the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Factors:
-    """The samples of one weight matrix (out, in) as the products they are.
+class FactorSource(SampleSource, Protocol):
+    """A source of both kinds."""
 
-        G[b] = Σ_t δ[b, t] a[b, t]ᵀ
+    def take_factors(self, due: bool = True) -> FactorBatch | None:
+        """The samples since the last call, parameter by parameter.
 
-    over the positions t of sample b: one for a vector, the words of a text, the
-    patches under a convolution's kernel (then in is channels times kernel).
-
-    Attributes:
-        deltas: δ, gradients of the outputs, shape (B, T, out).
-        inputs: a, shape (B, T, in).
-    """
-
-    deltas: Tensor
-    inputs: Tensor
-
-    def rows(self) -> Tensor:
-        """G, multiplied out after all, shape (B, out, in)."""
-        return self.deltas.mT @ self.inputs
-
-
-class FactorSource(Protocol):
-    """A source of the second kind: as ``SampleSource``, but for what ``take`` gives."""
-
-    def take(self) -> dict[str, Factors | Tensor] | None:
-        """The samples since the last call, by the name of the parameter.
-
-        Factors where the parameter is a matrix that samples are multiplied with; rows
-        (B, *parameter) where it is not (biases, norms), which are small.
+        Products of inputs and output gradients where the parameter is a matrix that
+        samples are multiplied with; rows (B, *parameter) where it is not.
         """
+
+
+def gives_factors(source: SampleSource) -> TypeGuard[FactorSource]:
+    """Whether a source can give samples as factors."""
+    return hasattr(source, "take_factors")

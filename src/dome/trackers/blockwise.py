@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from dome import state as states
+from dome.numerics.factors import FactorBatch
 from dome.numerics.products import Rows, Samples
 from dome.numerics.together import together
 from dome.parameters import Block
+from dome.trackers.low_rank import LowRankPower
 from dome.trackers.protocol import Tracker, is_stepped
 
 
@@ -39,11 +41,13 @@ class Blockwise:
         return iter(zip(self._columns, self.by_name.values(), strict=True))
 
     @torch.no_grad()
-    def update(self, grads: Tensor, scale: float = 1.0) -> None:
+    def update(self, grads: Tensor | FactorBatch, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into every block."""
         steps = []
         for columns, tracker in self:
-            if is_stepped(tracker):
+            if isinstance(grads, FactorBatch):
+                directions(tracker).update(grads.within(columns), scale)
+            elif is_stepped(tracker):
                 steps.append(tracker.updating(Rows(grads[:, columns], scale)))
             else:
                 tracker.update(grads[:, columns], scale)
@@ -72,6 +76,29 @@ class Blockwise:
         for columns, tracker in self:
             filtered[columns] = tracker.project_out(gradient[columns], strength)
         return filtered
+
+    @torch.no_grad()
+    def project_out_(
+        self, grads: Mapping[int, Tensor], strength: float | Tensor
+    ) -> Tensor:
+        """The same in place, where directions are of low rank.
+
+        Args:
+            grads: By the first column that a parameter has in the flat gradient.
+            strength: Multiplies what is removed.
+
+        Returns:
+            The squared norm of what the gradient had in the spans.
+        """
+        inside = [
+            directions(tracker).project_out_(
+                {s - columns.start: g for s, g in grads.items() if s in within},
+                strength,
+            )
+            for columns, tracker in self
+            for within in (range(columns.start, columns.stop),)
+        ]
+        return torch.stack(inside).sum()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The states of all trackers, by block."""
@@ -102,6 +129,13 @@ class Blockwise:
         """Give every tracker its state back."""
         for name, tracker in self.by_name.items():
             tracker.load_state_dict(states.below_prefix(_prefix(name), state))
+
+
+def directions(tracker: Tracker) -> LowRankPower:
+    """A tracker that takes samples as factors."""
+    if not isinstance(tracker, LowRankPower):
+        raise TypeError(f"{type(tracker).__name__} takes rows, not factors")
+    return tracker
 
 
 def _prefix(name: str) -> str:

@@ -30,6 +30,7 @@ from dome.numerics.thin import (
     Columns,
     Thin,
     filled,
+    is_thin,
     orthonormal_turns,
     own_grams,
     turned,
@@ -46,15 +47,6 @@ ROUNDING = 16
 ATTEMPTS = 8  # to find random directions that do not depend on others
 
 Pieces = dict[int, Columns | Thin]
-
-
-def is_thin(shape: Sequence[int], direction_rank: int) -> bool:
-    """Whether a parameter of this shape is stored as thin products."""
-    if len(shape) < 2:
-        return False
-    n = shape[0]
-    m = torch.Size(shape[1:]).numel()
-    return min(n, m) > direction_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,47 +397,37 @@ class LowRankPower:
     def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:
         """g − strength · U N⁻¹ Uᵀ g for a gradient of shape (D,)."""
         filtered = gradient.to(self._dtype, copy=True)
-        self.project_out_(self._views(filtered), strength)
+        views = {
+            start: filtered[start:stop].view(shape)
+            for (start, stop), shape in zip(self._columns(), self._shapes, strict=True)
+        }
+        self.project_out_(views, strength)
         return filtered.to(gradient.dtype)
 
     @torch.no_grad()
     def project_out_(
-        self, grads: Sequence[Tensor | None], strength: float = 1.0
+        self, grads: Mapping[int, Tensor], strength: float | Tensor = 1.0
     ) -> Tensor:
-        """The same in place, parameter by parameter; the square of what was removed.
+        """The same in place, parameter by parameter; ‖U N⁻¹ Uᵀ g‖², which it had.
 
         A gradient that is not finite is left as it is.
 
         Args:
-            grads: In the order of the flat gradient; None where there is none.
+            grads: By the first column that a parameter has in the flat gradient;
+                those that are missing are zero.
             strength: Multiplies what is removed.
         """
-        there = [
-            (piece, g)
-            for piece, g in zip(self._pieces.values(), grads, strict=True)
-            if g is not None
-        ]
-        zero = torch.zeros((), dtype=torch.float64, device=self._device)
-        if not (self._is_turned and strength and there):
-            return zero
+        there = [(piece, grads[s]) for s, piece in self._pieces.items() if s in grads]
+        if not (self._is_turned and there):
+            return torch.zeros((), dtype=torch.float64, device=self._device)
         dots = torch.stack([piece.dot(g) for piece, g in there]).double().sum(0)
-        x = self._T.T @ dots
-        if self._leading is not None:
-            x = self._leading.T @ x
-        inside = x.square().sum()
-        is_finite = inside.isfinite()
-        x = torch.where(is_finite, x, 0.0)
         T = self._T if self._leading is None else self._T @ self._leading
+        x = T.T @ dots
+        x = torch.where(x.isfinite().all(), x, 0.0)
         c = (strength * (T @ x)).to(self._dtype)
         for piece, g in there:
             piece.remove_(g, c)
-        return torch.where(is_finite, inside, 0.0)
-
-    def _views(self, gradient: Tensor) -> list[Tensor]:
-        return [
-            gradient[start:stop].view(shape)
-            for (start, stop), shape in zip(self._columns(), self._shapes, strict=True)
-        ]
+        return x.square().sum()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on bit for bit: a snapshot."""

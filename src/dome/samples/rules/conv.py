@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
+from dome.numerics.factors import Maps, Patches
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import chunks, product
 from dome.samples.rules.site import Site
@@ -193,9 +194,12 @@ def _weight_gradient(
     site: Site, delta: Tensor, x: Tensor, weight: Tensor, geometry: Geometry
 ) -> Tensor:
     """Store the weight gradient of each sample, return their sum."""
-    if site.weight is None:
-        return geometry.backward(delta, x, weight, [False, True, False])[1]
     whole = site.axis.is_whole(x)
+    kept = site.weight is not None and whole and geometry.groups == 1
+    if kept and site.weight is not None:
+        kept = site.weight.keep(*_sides(delta, x, weight, geometry))
+    if site.weight is None or kept:
+        return geometry.backward(delta, x, weight, [False, True, False])[1]
     room = site.weight.room(delta.dtype) if whole else None
     rows = delta.new_empty((len(x), *weight.shape)) if room is None else room
     unfold = _cheaper_unfolded(delta, x, weight, geometry)
@@ -212,6 +216,17 @@ def _weight_gradient(
     if room is None:
         site.weight.put(site.axis.fold(rows))
     return weight.new_zeros(weight.shape) if total is None else total
+
+
+def _sides(
+    delta: Tensor, x: Tensor, weight: Tensor, geometry: Geometry
+) -> tuple[Maps, Patches]:
+    """What the samples of a weight, without groups, are products of."""
+    # A transposed convolution's weight is (in, out, ...): it is that of the one back.
+    maps, image = (x, delta) if geometry.transposed else (delta, x)
+    kernel = tuple(weight.shape[2:])
+    steps = geometry.stride, geometry.padding, geometry.dilation
+    return Maps(maps), Patches(image, kernel, *steps)
 
 
 def _cheaper_unfolded(

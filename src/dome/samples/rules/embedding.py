@@ -5,6 +5,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
+from dome.numerics.factors import OneHot, Vectors
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.site import Site
@@ -162,7 +163,10 @@ def _scatter(
     if padding >= 0:
         delta = delta.masked_fill((indices == padding)[..., None], 0)
     values = site.axis.samples_first(delta)
-    rows = site.axis.samples_first(indices[..., None]).expand_as(values)
+    words = site.axis.samples_first(indices[..., None])
+    if sink.keep(OneHot(words[..., 0], shape[0]), Vectors(values)):
+        return
+    rows = words.expand_as(values)
     room = sink.room(values.dtype, zero=True)
     if room is None:
         grads = values.new_zeros(site.axis.batch, *shape)

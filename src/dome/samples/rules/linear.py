@@ -5,6 +5,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
+from dome.numerics.factors import Vectors
 from dome.samples.rules.broadcast import broadcast
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.function import Context, apply, first_order
@@ -146,7 +147,8 @@ class _Linear(Function):
 
 def weight_gradient(site: Site, d: Tensor, a: Tensor) -> Tensor:
     """Store d[b]ᵀ a[b] of d (B, T, out) and a (B, T, in); their sum over b."""
-    if site.weight is not None:
+    kept = site.weight is not None and site.weight.keep(Vectors(d), Vectors(a))
+    if site.weight is not None and not kept:
         room = site.weight.room(d.dtype)
         grads = product(d.mT, a, room)
         if room is None:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor, nn
 
+from dome.numerics.factors import FactorBatch
 from dome.parameters import Layout
 from dome.samples.sources.capture import capture_of
 from dome.samples.store.rows import Rows
@@ -36,6 +37,7 @@ class PerSample:
             loss, as differential privacy must.
         ignore_penalty: Let the loss have terms that are no sample's and that cannot
             be recognised, as an L2 or L1 penalty on the weights is.
+        direction_rank: Keep what rows are products of, for directions of this rank.
     """
 
     def __init__(
@@ -47,9 +49,12 @@ class PerSample:
         allow_mixing: bool = False,
         strict: bool = False,
         ignore_penalty: bool = False,
+        direction_rank: int | None = None,
     ) -> None:
         check_capturable(model)
-        self.rows = Rows(layout, ignore_penalty=ignore_penalty)
+        self.rows = Rows(
+            layout, ignore_penalty=ignore_penalty, direction_rank=direction_rank
+        )
         self._capture = capture_of(model, batch_dim)
         self._capture.subscribe(self.rows, allow_mixing=allow_mixing, strict=strict)
 
@@ -76,6 +81,16 @@ class PerSample:
 
     def take(self, due: bool = True) -> Tensor | None:
         """The rows (B, D) of every backward pass since the last call."""
+        self._check(due)
+        return self.rows.take()
+
+    def take_factors(self, due: bool = True) -> FactorBatch | None:
+        """The same as what rows are products of: see ``FactorSource``."""
+        self._check(due)
+        return self.rows.take_factors()
+
+    def _check(self, due: bool) -> None:
+        """Raise what is known to be wrong with the samples of this step."""
         if due and self.rows.came_without():
             raise RuntimeError(
                 "no samples were captured for this step, although .grad was filled: "
@@ -85,7 +100,6 @@ class PerSample:
                 'samples="microbatch"'
             )
         self._capture.answer()
-        return self.rows.take()
 
     def discard(self) -> None:
         """Forget what was captured since the last ``take()``."""

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dome.parameters import Layout, Slot
 from dome.samples.store.backward import Leaves, Reach, current_backward
-from dome.samples.store.group import Group
+from dome.samples.store.group import AnyGroup
 from dome.samples.store.verdict import Finding
 from dome.torch_private import hook_first
 
@@ -40,7 +40,9 @@ _LIMITS_CUDA = {torch.float32: (5e-3, 1e-4)}
 _EVERY = 100
 
 
-def products(p: nn.Parameter, grad: Tensor, rows: Sequence[Tensor]) -> Tensor:
+def products(
+    p: nn.Parameter, grad: Tensor, parts: Sequence[tuple[Tensor, Tensor]]
+) -> Tensor:
     """Products of r, p and s, |g|² and |R|²: all that a verdict needs, shape (8,).
 
     They stay on the device.
@@ -48,15 +50,16 @@ def products(p: nn.Parameter, grad: Tensor, rows: Sequence[Tensor]) -> Tensor:
     Args:
         p: The parameter.
         grad: g, in the shape of p.
-        rows: Its rows, one (B, *parameter) for each batch size.
+        parts: Of its rows, for each batch size: their sum, in the shape of p, and
+            their length.
     """
     kind = torch.promote_types(p.dtype, torch.float32)
     r, w = grad.detach().to(kind), p.detach().to(kind)
     of_grad = _squares(r, kind)
     of_rows = torch.zeros_like(of_grad)
-    for part in rows:
-        r = r - part.sum(0, dtype=kind)
-        of_rows = of_rows + _squares(part, kind)
+    for total, length in parts:
+        r = r - total
+        of_rows = of_rows + length.to(of_rows.dtype).square()
     # In float32 the remainder of a fit would keep half of its digits.
     r, w = r.to(_wide(p.device)), w.to(_wide(p.device))
     s = w.sign()
@@ -98,7 +101,9 @@ class Audit:
         groups: The groups of rows that the running backward pass has left so far.
     """
 
-    def __init__(self, layout: Layout, groups: Callable[[], list[Group]]) -> None:
+    def __init__(
+        self, layout: Layout, groups: Callable[[], Sequence[AnyGroup]]
+    ) -> None:
         self._layout = layout
         self._groups = groups
         self._leaves = Leaves()
@@ -138,13 +143,16 @@ class Audit:
 
 
 @torch.no_grad()
-def entry(p: nn.Parameter, slot: Slot, grad: Tensor, groups: Sequence[Group]) -> Entry:
+def entry(
+    p: nn.Parameter, slot: Slot, grad: Tensor, groups: Sequence[AnyGroup]
+) -> Entry:
     """A gradient against the rows that a backward pass left."""
     own = [group for group in groups if slot.start in group.written]
     dtypes = [p.dtype, *(group.dtype_of(slot) for group in own)]
-    rows = [group.view(slot) for group in own]
+    kind = torch.promote_types(p.dtype, torch.float32)
+    parts = [group.parts(slot, kind) for group in own]
     limits = _limits_for(dtypes, p.device)
-    task, found = current_backward(), products(p, grad, rows)
+    task, found = current_backward(), products(p, grad, parts)
     return Entry(slot, task, bool(own), limits, found)
 
 

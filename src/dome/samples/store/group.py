@@ -1,11 +1,14 @@
 """The rows of one backward pass for the samples of one batch size."""
 
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from dome.numerics.factors import Product
 from dome.parameters import Slot
+from dome.samples.store.factors import FactorGroup
 from dome.samples.store.wanted import Pass
 
 
@@ -21,6 +24,7 @@ class Group:
     def __init__(self, buffer: Tensor, num_rows: int, task: int) -> None:
         self.buffer = buffer
         self.rows = buffer[:num_rows]
+        self.num_rows = num_rows
         self.task = task
         self.written: set[int] = set()
         self.passes: set[Pass] = set()
@@ -32,6 +36,29 @@ class Group:
         if len(slot.shape) == 1:
             return columns
         return columns.view(len(columns), *slot.shape)
+
+    def room(self, slot: Slot, dtype: torch.dtype, zero: bool) -> Tensor | None:
+        """The columns of a parameter (B, *parameter), to be written by the caller.
+
+        None if they hold a contribution already, or numbers of another type. With
+        ``zero`` they are cleared, and offered for later contributions too.
+        """
+        fresh = slot.start not in self.written
+        if self.rows.dtype != dtype or not (fresh or zero):
+            return None
+        self.written.add(slot.start)
+        view = self.view(slot)
+        return view.zero_() if zero and fresh else view
+
+    def keep(self, slot: Slot, product: Product) -> bool:
+        """Whether samples are taken as a product: here they are rows."""
+        del slot, product
+        return False
+
+    def parts(self, slot: Slot, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The sum of a parameter's rows, and their lengths: see ``audit``."""
+        rows = self.view(slot)
+        return rows.sum(0, dtype=kind), torch.linalg.vector_norm(rows, dtype=kind)
 
     def add(self, slot: Slot, grads: Tensor, dtype: torch.dtype) -> None:
         """Write a first contribution (B, *parameter), add a later one.
@@ -67,23 +94,29 @@ class Group:
                 self.add(slot, other.view(slot), other.dtype_of(slot))
 
 
-def by_samples(groups: Sequence[Group], slots: Sequence[Slot]) -> list[Group]:
+AnyGroup = Group | FactorGroup
+G = TypeVar("G", Group, FactorGroup)
+
+
+def by_samples(groups: Sequence[G], slots: Sequence[Slot]) -> list[G]:
     """Groups that hold the same samples added up, the others as they are.
 
     A second ``backward()`` through a forward pass is about the same samples, and so is
     one through later passes that go on from it.
     """
-    apart: list[Group] = []
+    apart: list[G] = []
     for group in groups:
-        same = [
+        same: list[G] = [
             known
             for known in apart
-            if len(known.rows) == len(group.rows) and known.passes & group.passes
+            if known.num_rows == group.num_rows and known.passes & group.passes
         ]
         if not same:
             apart.append(group)
             continue
-        for other in (*same[1:], group):
+        others = same[1:]
+        others.append(group)
+        for other in others:
             same[0].absorb(other, slots)
         apart = [known for known in apart if known not in same[1:]]
     return apart

@@ -17,11 +17,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from dome.numerics.factors import FactorBatch, Product
 from dome.parameters import Layout
 from dome.samples.store.audit import Audit, Entry, entry
 from dome.samples.store.backward import Reach, current_backward
+from dome.samples.store.factors import FactorGroup, batch_of
 from dome.samples.store.gradients import Gradients, came_without_samples
-from dome.samples.store.group import Group, by_samples
+from dome.samples.store.group import AnyGroup, Group, by_samples
 from dome.samples.store.reading import read
 from dome.samples.store.verdict import FEWEST, check_complete
 from dome.samples.store.wanted import Pass
@@ -35,17 +37,26 @@ class Rows:
         layout: The parameters, and which columns are whose.
         functional: Rows are wanted of autograd.grad(), which leaves .grad alone.
         ignore_penalty: Do not ask whether rows account for all of the gradient.
+        direction_rank: Keep what rows are products of instead, for directions of this
+            rank; then ``take_factors`` takes the place of ``take``.
     """
 
     def __init__(
-        self, layout: Layout, *, functional: bool = False, ignore_penalty: bool = False
+        self,
+        layout: Layout,
+        *,
+        functional: bool = False,
+        ignore_penalty: bool = False,
+        direction_rank: int | None = None,
     ) -> None:
         self.layout = layout
+        self._direction_rank = direction_rank
         self.active = True
         self._least = Reach.COMPUTES if functional else Reach.FILLS
         self._forward_seen = self._empty_seen = False
-        self._groups: dict[tuple[int, int], Group] = {}
+        self._groups: dict[tuple[int, int], AnyGroup] = {}
         self._spare: list[Tensor] = []
+        self._spare_rows: dict[int, Tensor] = {}
         self._since_backward = Gradients(layout.parameters)
         self._since_step = Gradients(layout.parameters)
         # How many groups are void if this number on the device is 0.
@@ -81,18 +92,14 @@ class Rows:
     def room(
         self, source: Pass, p: nn.Parameter, dtype: torch.dtype, zero: bool
     ) -> Tensor | None:
-        """The columns of a parameter (B, *parameter), to be written by the caller.
+        """Space (B, *parameter) for a rule to write into: see ``Group``."""
+        return self._group(source).room(self.layout.slot_of[id(p)], dtype, zero)
 
-        None if they hold a contribution already, or numbers of another type. With
-        ``zero`` they are cleared, and offered for later contributions too.
-        """
-        group, slot = self._group(source), self.layout.slot_of[id(p)]
-        fresh = slot.start not in group.written
-        if group.rows.dtype != dtype or not (fresh or zero):
-            return None
-        group.written.add(slot.start)
-        view = group.view(slot)
-        return view.zero_() if zero and fresh else view
+    def keep(self, source: Pass, p: nn.Parameter, product: Product) -> bool:
+        """Whether samples of the running backward pass are taken as a product."""
+        if self._direction_rank is None:
+            return False
+        return self._group(source).keep(self.layout.slot_of[id(p)], product)
 
     def put(
         self, source: Pass, p: nn.Parameter, grads: Tensor, dtype: torch.dtype
@@ -108,13 +115,21 @@ class Rows:
         Args:
             grads: The gradients that the rows must account for; ``.grad`` by default.
         """
-        groups = self._complete_groups(grads)
+        complete = self._complete_groups(grads)
+        groups = [group for group in complete if isinstance(group, Group)]
         groups = by_samples(groups, self.layout.slots)
         for group in groups:
             group.finish(self.layout.slots)
         if len(groups) == 1:
             return groups[0].rows
         return torch.cat([group.rows for group in groups]) if groups else None
+
+    def take_factors(self) -> FactorBatch | None:
+        """All waiting samples, parameter by parameter; None without any."""
+        complete = self._complete_groups(None)
+        groups = [group for group in complete if isinstance(group, FactorGroup)]
+        groups = by_samples(groups, self.layout.slots)
+        return batch_of(groups, self.layout.slots) if groups else None
 
     def came_without(self) -> bool:
         """Whether gradients came since the last step without a sample being seen.
@@ -137,7 +152,7 @@ class Rows:
         self._since_step.note()
         self._recycle()
 
-    def _complete_groups(self, grads: Sequence[Tensor | None] | None) -> list[Group]:
+    def _complete_groups(self, grads: Sequence[Tensor | None] | None) -> list[AnyGroup]:
         """The groups of this step; an error if they miss a part of the gradient."""
         if grads is None and self._since_backward.are_missing:
             self.discard()  # what they belonged to was thrown away
@@ -190,12 +205,12 @@ class Rows:
         ]
         return unwritten, audited
 
-    def _running(self) -> list[Group]:
+    def _running(self) -> list[AnyGroup]:
         """The groups of the backward pass that is running now."""
         task = current_backward()
         return [group for group in self._groups.values() if group.task == task]
 
-    def _group(self, source: Pass) -> Group:
+    def _group(self, source: Pass) -> AnyGroup:
         """The group of the backward pass that is running now and this batch size."""
         task, batch = current_backward(), source.batch
         found = self._groups.get((task, batch))
@@ -203,7 +218,7 @@ class Rows:
             if not self._running() and self._least is Reach.FILLS:
                 self._drop_stale()
                 when_backward_ends(self._since_backward.note)
-            found = Group(self._buffer(batch), batch, task)
+            found = self._new_group(batch, task)
             self._groups[task, batch] = found
         found.passes.add(source)
         return found
@@ -221,15 +236,25 @@ class Rows:
             self._since_backward.note()
 
     def _recycle(self) -> None:
-        self._spare += [group.buffer for group in self._groups.values()]
+        for group in self._groups.values():
+            if isinstance(group, Group):
+                self._spare.append(group.buffer)
+            else:
+                self._spare_rows |= group.buffers()
         self._groups.clear()
         self._doubts = []
 
-    def _buffer(self, batch: int) -> Tensor:
+    def _new_group(self, batch: int, task: int) -> AnyGroup:
         like = self.layout.parameters[0]
         dtype = like.dtype
         for p in self.layout.parameters:
             dtype = torch.promote_types(dtype, p.dtype)
+        if self._direction_rank is None:
+            return Group(self._buffer(batch, dtype, like), batch, task)
+        rank, spare = self._direction_rank, self._spare_rows
+        return FactorGroup(batch, task, dtype, like.device, rank, spare)
+
+    def _buffer(self, batch: int, dtype: torch.dtype, like: Tensor) -> Tensor:
         for i, spare in enumerate(self._spare):
             # A short last batch borrows the head of the full-size buffer.
             if len(spare) >= batch and (spare.dtype, spare.device) == (

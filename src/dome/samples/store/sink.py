@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from dome.numerics.factors import Product, Side
 from dome.samples.store.wanted import Pass
 
 
@@ -48,6 +49,15 @@ class Sink:
         if len(takers) != 1:
             return None
         return takers[0].room(self._pass, self._sources[0], dtype, zero)
+
+    def keep(self, left: Side, right: Side) -> bool:
+        """Offer samples as a product, before rows are made; whether it is taken."""
+        if self._edge is not None:
+            return False
+        takers = self._pass.wanted.recording(self._sources[0])
+        if len(takers) != 1:
+            return False
+        return takers[0].keep(self._pass, self._sources[0], Product(left, right))
 
     def put(self, grads: Tensor) -> None:
         """Store per-sample gradients (B, *weight) that ``room`` had no space for."""

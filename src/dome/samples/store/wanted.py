@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from dome.numerics.factors import Product
 from dome.parameters import Layout
 from dome.samples.store.backward import Leaves, Reach, current_backward
 
@@ -23,9 +24,9 @@ class Taker(Protocol):
     trackers of today need.
 
     As factors: a rule has δ (B, T, out) and a (B, T, in) in its hands just before it
-    multiplies them, see ``Factors`` in ``dome.samples.protocol``. A taker of factors
-    keeps these two instead, and rows never exist. It is asked first, in ``Sink``; only
-    if another taker of the same parameter wants rows are they made as well.
+    multiplies them. It offers them to ``keep`` first, see ``dome.numerics.factors``; a
+    taker that keeps these two never sees rows. If several take samples of a parameter,
+    rows are made for all.
     """
 
     layout: Layout
@@ -41,6 +42,9 @@ class Taker(Protocol):
         self, source: "Pass", p: nn.Parameter, dtype: torch.dtype, zero: bool
     ) -> Tensor | None:
         """Space (B, *parameter) for a rule to write into, None if there is none."""
+
+    def keep(self, source: "Pass", p: nn.Parameter, product: Product) -> bool:
+        """Whether samples are taken as a product; if not, they come as rows."""
 
     def put(
         self, source: "Pass", p: nn.Parameter, grads: Tensor, dtype: torch.dtype
