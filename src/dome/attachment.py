@@ -9,6 +9,8 @@ from torch.optim import Optimizer
 
 from dome.filter import GradientFilter
 from dome.hooking import Hooked
+from dome.newcomers import Newcomers, held_by
+from dome.parameters import selected
 from dome.torch_private import runs_step_hooks
 
 _filter_of: "weakref.WeakKeyDictionary[Optimizer, Hooked]" = weakref.WeakKeyDictionary()
@@ -40,16 +42,13 @@ def attach(
             f"{type(optimizer).__name__} is a wrapper that runs no hooks of torch: use "
             f"dome.integrations.accelerate.attach, or attach to the optimizer inside"
         )
-    ours = [p for group in optimizer.param_groups for p in group["params"]]
+    ours, patterns = held_by(optimizer), None
     wanted = options.pop("parameters", None)
     if wanted is not None:
-        wanted = [wanted] if isinstance(wanted, str) else list(wanted)
-        names = [p for p in wanted if isinstance(p, str)]
-        tensors = {id(p) for p in wanted if not isinstance(p, str)}
-        ours = [p for p in ours if id(p) in tensors] if tensors else ours
-        ours = [*ours, *names]
+        ours, patterns = selected(model, wanted, among=ours)
     grad_filter = GradientFilter(model, rank, parameters=ours, **options)
-    call_before_step(optimizer, grad_filter)
+    newcomers = Newcomers(model, held_by(optimizer), patterns)
+    call_before_step(optimizer, grad_filter, newcomers)
     return grad_filter
 
 
@@ -63,14 +62,23 @@ def check_no_filter(optimizer: Optimizer) -> None:
         )
 
 
-def call_before_step(optimizer: Optimizer, grad_filter: Hooked) -> None:
+def call_before_step(
+    optimizer: Optimizer, grad_filter: Hooked, newcomers: Newcomers | None = None
+) -> None:
     """Let an optimizer call a filter before every step, or after every closure."""
-    grad_filter.hook_into(optimizer.register_step_pre_hook(_before_step(grad_filter)))
+    hook = _before_step(grad_filter, newcomers)
+    grad_filter.hook_into(optimizer.register_step_pre_hook(hook))
     _filter_of[optimizer] = grad_filter
 
 
-def _before_step(grad_filter: Hooked) -> Callable[..., Any]:
-    def hook(_: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _before_step(
+    grad_filter: Hooked, newcomers: Newcomers | None
+) -> Callable[..., Any]:
+    def hook(
+        optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> object:
+        if newcomers is not None:
+            newcomers.check(held_by(optimizer))
         # args[0] is the optimizer itself: torch hooks the unbound method.
         position = len(args) > 1
         closure = args[1] if position else kwargs.get("closure")

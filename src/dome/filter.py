@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from dome import state as states
 from dome.diagnostics import FilterStats, collect_stats
 from dome.hooking import Hooked
+from dome.newcomers import Newcomers
 from dome.numerics.factors import FactorBatch
 from dome.numerics.shard import Shard
 from dome.options import Downstream, FilterOptions, signature_of
-from dome.parameters import Block, Layout
+from dome.parameters import Block, Layout, selected
 from dome.samples import source_for
 from dome.samples.protocol import gives_factors
 from dome.torch_private import norms_of
@@ -57,7 +58,12 @@ class GradientFilter(Hooked):
     ) -> None:
         super().__init__()
         self._options = FilterOptions.named("GradientFilter", {"rank": rank} | options)
-        self._layout = Layout(model, self._options.layout, **chosen(parameters))
+        only, patterns = selected(model, parameters)
+        self._layout = Layout(model, self._options.layout, only=only)
+        # Who gives tensors has chosen once and for all.
+        self._newcomers = None
+        if only is None or patterns:
+            self._newcomers = Newcomers(model, model.parameters(), patterns)
         self._tracker = make_tracker(self._layout, self._options)
         self._source = source_for(
             self._options.samples,
@@ -79,6 +85,8 @@ class GradientFilter(Hooked):
     def step(self) -> None:
         """Take the samples of this step, turn the basis, filter ``.grad`` in place."""
         start, step = time.perf_counter(), self._num_steps
+        if self._newcomers is not None:
+            self._newcomers.check()
         # Algorithm 1, line by line; its line 8 is what backward() left in .grad.
         G = None
         if self._options.takes_samples(step):
@@ -199,18 +207,6 @@ class GradientFilter(Hooked):
         passed = pass_through(self._options.stages, filtered)
         if passed is not g:
             self._layout.scatter_(passed)
-
-
-def chosen(parameters: Iterable[Tensor | str] | None) -> dict[str, Any]:
-    """What ``Layout`` is told of parameters given as tensors, names or patterns."""
-    if parameters is None:
-        return {}
-    listed = list(parameters)
-    names = [p for p in listed if isinstance(p, str)]
-    tensors = [p for p in listed if not isinstance(p, str)]
-    if not names:
-        return {"only": tensors}
-    return {"names": names, "only": tensors or None}
 
 
 def norm_of(vector: Tensor) -> Tensor:

@@ -47,7 +47,6 @@ class Layout:
         model: Its trainable parameters are taken, shared ones once.
         kind: "global" or "layerwise".
         only: Take just the parameters that are also among these (an optimizer's).
-        names: Take just those of these names or patterns, such as "encoder.*".
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class Layout:
         model: nn.Module,
         kind: str = "global",
         only: Iterable[Tensor] | None = None,
-        names: Iterable[str] | None = None,
     ) -> None:
         if kind not in LAYOUTS:
             raise ValueError(f"layout must be one of {tuple(LAYOUTS)}, got {kind!r}")
@@ -65,8 +63,6 @@ class Layout:
             for name, p in model.named_parameters()
             if p.requires_grad and (allowed is None or id(p) in allowed)
         ]
-        if names is not None:
-            named = _chosen(named, list(names))
         if not named:
             where = "model" if only is None else "model that the optimizer also holds"
             raise ValueError(
@@ -161,18 +157,44 @@ class Layout:
             copy_all_(targets, list(compress(pieces, there)))
 
 
-def _chosen(
-    named: list[tuple[str, nn.Parameter]], patterns: list[str]
-) -> list[tuple[str, nn.Parameter]]:
-    """The parameters whose names match one of some patterns."""
+def selected(
+    model: nn.Module,
+    wanted: Iterable[Tensor | str] | str | None,
+    among: Iterable[Tensor] | None = None,
+) -> tuple[list[Tensor] | None, list[str] | None]:
+    """The parameters that were asked for, and the patterns among what was given.
+
+    Args:
+        model: Whose trainable parameters they are.
+        wanted: Tensors, names, or patterns of names such as "encoder.*"; all, if None.
+        among: Leave out what is not among these (an optimizer's).
+    """
+    if wanted is None:
+        return None, None
+    wanted = [wanted] if isinstance(wanted, str) else list(wanted)
+    patterns = [p for p in wanted if isinstance(p, str)]
+    tensors = {id(p) for p in wanted if not isinstance(p, str)}
+    allowed = None if among is None else {id(p) for p in among}
+    # By any of its names, where a parameter is shared.
+    named = [
+        (name, p)
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if p.requires_grad and (allowed is None or id(p) in allowed)
+    ]
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name, _ in named):
+        if not any(matches(name, [pattern]) for name, _ in named):
             listed = ", ".join(repr(name) for name, _ in named[:5])
             raise ValueError(
                 f"no parameter that would be filtered is called {pattern!r}: there are "
                 f"{len(named)}, the first {listed}"
             )
-    return [(n, p) for n, p in named if any(fnmatchcase(n, q) for q in patterns)]
+    found = [p for name, p in named if id(p) in tensors or matches(name, patterns)]
+    return found, patterns
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether a name is one of these, or fits a pattern such as "encoder.*"."""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _slots(named: list[tuple[str, nn.Parameter]]) -> tuple[Slot, ...]:

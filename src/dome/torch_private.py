@@ -32,6 +32,7 @@ __all__ = [
     "AnyInstanceNorm",
     "TorchDispatchMode",
     "checkpoint_frame",
+    "communication_hook",
     "copy_all_",
     "current_graph_task",
     "default_store",
@@ -180,6 +181,18 @@ def stop_compiling() -> None:
         set_callback = getattr(torch._C._dynamo.eval_frame, "set_eval_frame", None)
         if set_callback is not None:
             set_callback(None)
+
+
+def communication_hook(model: nn.Module) -> str | None:
+    """The name of the hook that a DDP model would send gradients by, None without."""
+    # 2.6 to 2.15; without it a hook is not noticed, and not called.
+    hooks = getattr(model, "_comm_hooks", ())
+    if hooks:
+        return getattr(hooks[0][0], "__name__", type(hooks[0][0]).__name__)
+    # Torch's own two in C++ stand in no list.
+    logger = getattr(model, "logger", None)
+    data = {} if logger is None else logger._get_ddp_logging_data().strs_map
+    return data.get("comm_hook") or None
 
 
 def default_store() -> Any:  # noqa: ANN401 (there is no public name for its type)

@@ -15,6 +15,7 @@ from compressors import COMPRESSORS
 from models import batches, small_classifier
 from reference import per_sample_loop
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -547,6 +548,33 @@ def what_cannot_work_is_refused_by_name(place):
     static = DistributedDataParallel(model, static_graph=True)
     with pytest.raises(ValueError, match="has static_graph=True"):
         dome.distributed.attach(static, sgd(static), 6)
+
+
+@check
+def a_communication_hook_is_refused_before_and_after_attaching(place):
+    hook = default_hooks.fp16_compress_hook
+    hooked = DistributedDataParallel(small_classifier())
+    hooked.register_comm_hook(None, hook)
+    with pytest.raises(ValueError, match="the communication hook 'fp16_compress_hook'"):
+        dome.distributed.attach(hooked, sgd(hooked), 6)
+    model, optimizer, _ = start(place, 6)
+    model.register_comm_hook(None, hook)
+    ((x, y),) = batches(rng(), 1)
+    cross_entropy(model(x), y).backward()
+    with pytest.raises(ValueError, match="which would not run"):
+        optimizer.step()
+
+
+@check
+def a_parameter_that_is_unfrozen_later_is_named_on_all_workers(place):
+    module = small_classifier()
+    module[0].requires_grad_(False)
+    model, optimizer, _ = start(place, 6, module)
+    module[0].requires_grad_(True)
+    ((x, y),) = batches(rng(), 1)
+    cross_entropy(model(x), y).backward()
+    with pytest.raises(RuntimeError, match=r"parameter '0\.weight' is trained, but"):
+        optimizer.step()
 
 
 def message_bytes(place, compressor):

@@ -11,6 +11,7 @@ from dome.attachment import call_before_step, check_no_filter
 from dome.compression import Compressor
 from dome.distributed.compressed import CompressedFilter
 from dome.distributed.sharded import ShardedFilter
+from dome.newcomers import Newcomers, held_by
 
 
 def attach(
@@ -74,7 +75,8 @@ def attach(
             parameters=parameters,
             **options,
         )
-    call_before_step(optimizer, grad_filter)
+    newcomers = Newcomers(model.module, held_by(optimizer))
+    call_before_step(optimizer, grad_filter, newcomers)
     return grad_filter
 
 
@@ -85,7 +87,7 @@ def _parameters(model: DistributedDataParallel, optimizer: Optimizer) -> list[Te
             f"model must be a DistributedDataParallel, got {type(model).__name__}: "
             f"wrap it, or use dome.attach in one process"
         )
-    held = [p for group in optimizer.param_groups for p in group["params"]]
+    held = held_by(optimizer)
     known = {id(p) for p in held}
     for name, p in model.module.named_parameters():
         if p.requires_grad and id(p) not in known:

@@ -90,6 +90,7 @@ class CompressedFilter(Hooked):
 
     def step(self) -> None:
         """Filter this worker's gradient, send it, put the average in ``.grad``."""
+        self._local.check()
         self._workers.traffic.begin_step()
         if self._every and self._num_steps and self._num_steps % self._every == 0:
             self._share()

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dome.distributed.workers import Workers
+from dome.torch_private import communication_hook
 
 
 class LocalGradients:
@@ -31,6 +32,10 @@ class LocalGradients:
     def release(self) -> None:
         """Let DDP average gradients again."""
         self._switch(True)
+
+    def check(self) -> None:
+        """Refuse a communication hook that came since: nothing would call it."""
+        check_no_hook(self._model)
 
     def _switch(self, on: bool) -> None:
         self._model.require_backward_grad_sync = on
@@ -64,4 +69,17 @@ def check_switchable(model: DistributedDataParallel) -> None:
         raise ValueError(
             "this DDP model has static_graph=True, and averages the gradients of its "
             "first backward pass come what may: wrap the module without it"
+        )
+    check_no_hook(model)
+
+
+def check_no_hook(model: DistributedDataParallel) -> None:
+    """Refuse a DDP model with a communication hook: DDP sends nothing that it sees."""
+    name = communication_hook(model)
+    if name is not None:
+        raise ValueError(
+            f"this DDP model has the communication hook {name!r}, which would not run: "
+            "a filter sends gradients itself. Wrap the module without it, and give "
+            "dome.distributed.attach a compressor=..., such as "
+            "dome.compression.PowerSGD; or what it does to a gradient as after=..."
         )

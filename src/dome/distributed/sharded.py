@@ -112,6 +112,7 @@ class ShardedFilter(Hooked):
     def step(self) -> None:
         """Average the gradients of all workers, turn the basis, filter ``.grad``."""
         start, step = time.perf_counter(), self._num_steps
+        self._local.check()
         self._workers.traffic.begin_step()
         rows = self._source.take() if self._options.takes_samples(step) else None
         gradient = self._layout.gather()
