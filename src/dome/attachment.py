@@ -42,12 +42,11 @@ def attach(
             f"{type(optimizer).__name__} is a wrapper that runs no hooks of torch: use "
             f"dome.integrations.accelerate.attach, or attach to the optimizer inside"
         )
-    ours, patterns = held_by(optimizer), None
-    wanted = options.pop("parameters", None)
-    if wanted is not None:
-        ours, patterns = selected(model, wanted, among=ours)
+    held = held_by(optimizer)
+    ours, patterns = selected(model, options.pop("parameters", None), among=held)
+    ours = held if ours is None else ours
     grad_filter = GradientFilter(model, rank, parameters=ours, **options)
-    newcomers = Newcomers(model, held_by(optimizer), patterns)
+    newcomers = Newcomers(model, held, patterns)
     call_before_step(optimizer, grad_filter, newcomers)
     return grad_filter
 

@@ -188,7 +188,9 @@ def selected(
                 f"no parameter that would be filtered is called {pattern!r}: there are "
                 f"{len(named)}, the first {listed}"
             )
-    found = [p for name, p in named if id(p) in tensors or matches(name, patterns)]
+    found: list[Tensor] = [
+        p for name, p in named if id(p) in tensors or matches(name, patterns)
+    ]
     return found, patterns
 
 
