@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from dome.parameters import Layout
+import dome
+from dome.parameters import LAYOUTS, Block, Layout
 
 
 class Tied(nn.Module):
@@ -24,6 +25,20 @@ def test_shared_parameters_are_taken_once_and_order_is_that_of_the_model():
         "decoder.bias",
     ]
     assert layout.dim == sum(p.numel() for p in model.parameters()) == 22
+
+
+def one_block_a_parameter(slots):
+    return tuple(Block(slot.name, slot.start, slot.stop) for slot in slots)
+
+
+def test_a_layout_is_one_function_and_one_line(monkeypatch):
+    monkeypatch.setitem(LAYOUTS, "parameterwise", one_block_a_parameter)  # the line
+    grad_filter = dome.GradientFilter(Tied(), rank=2, layout="parameterwise")
+    trackers = grad_filter.trackers
+    assert list(trackers) == ["scale", "encoder.weight", "encoder.bias", "decoder.bias"]
+    assert [len(t.basis) for t in trackers.values()] == [2, 12, 4, 4]
+    with pytest.raises(ValueError, match="'layerwise', 'parameterwise'"):
+        dome.GradientFilter(Tied(), rank=2, layout="sideways")
 
 
 def test_layers_are_contiguous_blocks_that_cover_everything():

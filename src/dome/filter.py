@@ -21,7 +21,6 @@ from dome.numerics.factors import FactorBatch
 from dome.numerics.shard import Shard
 from dome.options import Downstream, FilterOptions, signature_of
 from dome.parameters import Block, Layout, selected
-from dome.samples import source_for
 from dome.samples.protocol import gives_factors
 from dome.torch_private import norms_of
 from dome.trackers import Tracker
@@ -65,15 +64,7 @@ class GradientFilter(Hooked):
         if only is None or patterns:
             self._newcomers = Newcomers(model, model.parameters(), patterns)
         self._tracker = make_tracker(self._layout, self._options)
-        self._source = source_for(
-            self._options.samples,
-            model,
-            self._layout,
-            batch_dim=self._options.batch_dim,
-            allow_mixing=self._options.allow_mixing,
-            ignore_penalty=self._options.ignore_penalty,
-            direction_rank=self._options.direction_rank,
-        )
+        self._source = self._options.source_for(model, self._layout)
         self._num_steps = 0
         self._observed = False
         self._norms: tuple[Tensor, Tensor] | None = None
@@ -259,28 +250,21 @@ def make_tracker(
             its rows these are, if other workers hold the others.
     """
     ranks = ranks_of(layout.blocks, options.rank)
-    blocks = [block for block in layout.blocks if block.name in ranks]
-    columns = [slice(block.start, block.stop) for block in blocks]
-    shards: list[dict[str, Shard]] = [{} for _ in blocks]
-    if place is not None:
-        places = [place(block) for block in blocks]
-        columns = [here for here, _ in places]
-        shards = [{"shard": shard} for _, shard in places]
-    where = {"dtype": layout.dtype, "device": layout.device}
-    if options.direction_rank is not None:
-        return Blockwise(
-            blocks,
-            columns,
-            [
-                options.directions_for(layout.shapes(b), ranks[b.name], **where)
-                for b in blocks
-            ],
-        )
-    trackers = [
-        options.tracker_for(block.dim, ranks[block.name], **where, **shard)
-        for block, shard in zip(blocks, shards, strict=True)
-    ]
-    return Blockwise(blocks, columns, trackers)
+    columns: list[slice] = []
+    trackers: dict[str, Tracker] = {}
+    for block in layout.blocks:
+        if block.name in ranks:
+            here, rank = slice(block.start, block.stop), ranks[block.name]
+            where: dict[str, Any] = {"dtype": layout.dtype, "device": layout.device}
+            if place is not None:
+                here, where["shard"] = place(block)
+            if options.direction_rank is None:
+                made = options.tracker_for(block.dim, rank, **where)
+            else:
+                made = options.directions_for(layout.shapes(block), rank, **where)
+            columns.append(here)
+            trackers[block.name] = made
+    return Blockwise(trackers, columns)
 
 
 def pass_through(stages: Sequence[Downstream], gradient: Tensor) -> Tensor:

@@ -4,16 +4,16 @@ All are checked here, once, before anything is hooked or allocated.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dome.parameters import LAYOUTS
-from dome.samples import KINDS
+from dome.parameters import LAYOUTS, Layout
+from dome.samples import KINDS, SampleSource, source_for
 from dome.trackers import TRACKERS, Tracker
 from dome.trackers.low_rank import LowRankPower
 
@@ -87,7 +87,7 @@ class FilterOptions:
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise ValueError(
-                    f"{name} must be one of {known}, got {getattr(self, name)!r}"
+                    f"{name} must be one of {tuple(known)}, got {getattr(self, name)!r}"
                 )
         if not callable(self.strength):
             _check_strength(self.strength)
@@ -170,6 +170,18 @@ class FilterOptions:
         scale = float(num_rows) if self.loss_reduction == "mean" else 1.0
         return scale if self.scaler is None else scale / self.scaler.get_scale()
 
+    def source_for(self, model: nn.Module, layout: Layout) -> SampleSource:
+        """Where samples of a model's parameters come from."""
+        return source_for(
+            self.samples,
+            model,
+            layout,
+            batch_dim=self.batch_dim,
+            allow_mixing=self.allow_mixing,
+            ignore_penalty=self.ignore_penalty,
+            direction_rank=self.direction_rank,
+        )
+
     def tracker_for(self, dim: int, rank: int, **where: Any) -> Tracker:  # noqa: ANN401
         """A tracker of these options; ``where`` is its dtype, device and shard."""
         if callable(self.tracker):
@@ -204,8 +216,8 @@ class FilterOptions:
         )
 
 
-CHOICES = {
-    "layout": tuple(LAYOUTS),
+CHOICES: dict[str, Collection[str]] = {
+    "layout": LAYOUTS,
     "samples": KINDS,
     "loss_reduction": LOSS_REDUCTIONS,
 }

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dome
 from dome.numerics.angles import largest_angle
+from dome.privacy.bases import BASES
 from dome.privacy.sampling import PoissonSampler
 
 SILENT = 1e-9  # a noise multiplier with which nothing but the noise is missing
@@ -301,3 +302,38 @@ def test_every_sample_is_drawn_by_itself_with_the_same_probability():
     assert (drawn.mean(dim=0) - 0.3).abs().max() < 0.075
     pairs = torch.corrcoef(drawn.T).fill_diagonal_(0)
     assert pairs.abs().max() < 5.5 / math.sqrt(900)
+
+
+class FirstAxes:
+    """The first K parameters, which no sample has chosen: a basis in twenty lines."""
+
+    filters_first, moment_basis = True, None
+
+    def __init__(self, given):
+        self._basis = torch.eye(given.layout.dim, dtype=given.layout.dtype)
+        self._basis = self._basis[:, : given.rank]
+
+    def prepare(self):
+        pass
+
+    def directions(self):
+        return self._basis
+
+    def learn(self, release):
+        pass
+
+    def state_dict(self):
+        return {"basis": self._basis.clone()}
+
+    def load_state_dict(self, state):
+        self._basis = state["basis"].clone()
+
+
+def test_a_basis_is_one_new_class_and_one_line(monkeypatch):
+    monkeypatch.setitem(BASES, "axes", FirstAxes)  # the line
+    model, optimizer, private = attached("axes", rank=5, noise_multiplier=SILENT)
+    before = model[0].weight.detach().flatten().clone()
+    train(model, optimizer, private, samples(20))
+    moved = model[0].weight.detach().flatten() - before
+    # What is left along them is the noise, of which a step has hardly any.
+    assert moved[:5].abs().max() < 1e-8 < 1e-4 < moved[5:].abs().max()

@@ -6,47 +6,27 @@ Letters: N samples, J (N, D) the derivatives of their losses, one gradient a row
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 
 from dome.curvature.matrix import (
-    BATCH_SIZE,
-    Device,
-    Dim,
-    Loss,
-    LossFn,
+    OfLoss,
     Parameters,
     differentiable_attention,
     linearized,
 )
-from dome.samples.batches import Batch, Data
+from dome.samples.batches import Batch
 
 
-class Covariance:
+class Covariance(OfLoss):
     """What the filter's basis is an estimate of, without holding N gradients.
 
         Σ v = Jᵀ (J v − mean of J v) / N
 
     The model must treat samples independently: batch norm in training mode does not.
 
-    Args:
-        model: The network; its weights are read anew for every product.
-        loss_fn: Maps a batch of predictions and targets to a scalar mean.
-        data: Inputs and targets (x, y), or batches that can be walked over again.
-        batch_size: Samples that are computed at once, of (x, y).
+    Args are those of ``dome.curvature.matrix.OfLoss``.
     """
-
-    dim, device = Dim(), Device()
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss_fn: LossFn,
-        data: Data,
-        *,
-        batch_size: int = BATCH_SIZE,
-    ) -> None:
-        self.loss = Loss(model, loss_fn, data, batch_size)
 
     def __matmul__(self, vector: Tensor) -> Tensor:
         """Σ v for a vector of shape (D,), in float64; one walk over the samples."""

@@ -4,6 +4,7 @@ Letters: D trainable parameters θ, N samples; frozen parameters and buffers sta
 are. Reverse mode alone is used: it knows more layers than forward mode.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -111,62 +112,82 @@ class Loss:
         return torch.cat([part.double() for part in parts])
 
 
-class OfLoss(Protocol):
-    """A matrix that is made from a loss."""
-
-    @property
-    def loss(self) -> Loss:
-        """The loss and its samples."""
-
-
-class Dim:
-    """D, the number of trainable parameters."""
-
-    def __get__(self, matrix: OfLoss, _: object) -> int:
-        return matrix.loss.layout.dim
-
-
-class Device:
-    """Where products are computed."""
-
-    def __get__(self, matrix: OfLoss, _: object) -> torch.device:
-        return matrix.loss.layout.device
-
-
-class Products:
-    """Products with a matrix that is a mean over samples, batch by batch.
+class OfLoss:
+    """A matrix that is made from the samples of a loss.
 
     Args:
-        loss: The loss and its samples.
-        of_batch: Gives v ↦ M v of a batch, at given parameters.
-        keep_graphs: Make these maps once and keep them.
+        model: The network; its weights are read anew for every product.
+        loss_fn: Maps a batch of predictions and targets to a scalar mean.
+        data: Inputs and targets (x, y), or batches that can be walked over again.
+        batch_size: Samples that are computed at once, of (x, y).
     """
 
     def __init__(
         self,
-        loss: Loss,
-        of_batch: Callable[[Parameters, Batch], LinearMap],
+        model: nn.Module,
+        loss_fn: LossFn,
+        data: Data,
         *,
-        keep_graphs: bool,
+        batch_size: int = BATCH_SIZE,
     ) -> None:
-        self._loss, self._of_batch, self._keeps = loss, of_batch, keep_graphs
+        self.loss = Loss(model, loss_fn, data, batch_size)
+
+    @property
+    def dim(self) -> int:
+        """D, the number of trainable parameters."""
+        return self.loss.layout.dim
+
+    @property
+    def device(self) -> torch.device:
+        """Where its products are computed."""
+        return self.loss.layout.device
+
+
+class MeanOverBatches(OfLoss, ABC):
+    """A matrix that is a mean over samples, multiplied batch by batch.
+
+    Args:
+        model: The network; its weights are read anew for every product.
+        loss_fn: Maps a batch of predictions and targets to a scalar mean.
+        data: Inputs and targets (x, y), or batches that can be walked over again.
+        batch_size: Samples that are computed at once, of (x, y).
+        keep_graphs: Compute derivatives once and keep their graphs: saves time, takes
+            the memory of a backward pass over all samples, and stays with the weights
+            at which the first product was asked for.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        data: Data,
+        *,
+        batch_size: int = BATCH_SIZE,
+        keep_graphs: bool = False,
+    ) -> None:
+        super().__init__(model, loss_fn, data, batch_size=batch_size)
+        self._keeps = keep_graphs
         self._kept: list[tuple[LinearMap, float]] | None = None
 
-    def times(self, vector: Tensor) -> Tensor:
-        """M v, shape (D,), float64."""
-        v, layout = self._loss.split(vector), self._loss.layout
-        total = torch.zeros(layout.dim, dtype=torch.float64, device=layout.device)
+    @abstractmethod
+    def _of_batch(self, theta: Parameters, batch: Batch) -> LinearMap:
+        """The product v ↦ M v with the matrix of a batch, at given parameters."""
+
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        """The product with a vector of shape (D,), in float64."""
+        v = self.loss.split(vector)
+        total = torch.zeros(self.dim, dtype=torch.float64, device=self.device)
         with differentiable_attention():
             for product, share in self._maps():
-                total.add_(self._loss.joined(product(v)), alpha=share)
+                total.add_(self.loss.joined(product(v)), alpha=share)
         return total
 
     def _maps(self) -> Iterator[tuple[LinearMap, float]]:
         if self._kept is not None:
             yield from self._kept
             return
-        theta, made = self._loss.parameters(), []
-        for batch, share in self._loss.walk():
+        theta, made = self.loss.parameters(), []
+        for batch, share in self.loss.walk():
             product = self._of_batch(theta, batch)
             if self._keeps:
                 made.append((product, share))

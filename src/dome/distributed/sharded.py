@@ -36,7 +36,6 @@ from dome.filter import make_tracker, norm_of, pass_through
 from dome.hooking import Hooked
 from dome.options import FilterOptions, signature_of
 from dome.parameters import Layout
-from dome.samples import source_for
 from dome.trackers import Tracker
 
 SOURCES = {"per_sample": "per_sample", "worker": "microbatch"}
@@ -93,14 +92,7 @@ class ShardedFilter(Hooked):
             self._layout, self._options, self._resharding.place
         )
         self._whole = WholeBasis(self._resharding)
-        self._source = source_for(
-            self._options.samples,
-            model.module,
-            self._layout,
-            batch_dim=self._options.batch_dim,
-            allow_mixing=self._options.allow_mixing,
-            ignore_penalty=self._options.ignore_penalty,
-        )
+        self._source = self._options.source_for(model.module, self._layout)
         self._local = LocalGradients(model, self._workers)
         self._num_steps = 0
         self._norms: tuple[Tensor, Tensor] | None = None

@@ -1,6 +1,6 @@
 """What only serves the caches and threads of a CPU, with every constant tuned for one.
 
-Shapes: S (D, K) tall, T threads. Tuned on two cores of an x86 server, ResNet-8 with D =
+Shapes: S (D, K) tall. Tuned on two cores of an x86 server, ResNet-8 with D =
 78,042 parameters, K = 100. ``benchmarks/cpu_habits.py`` measures what each function
 here gains in a filtered step against the plain product, on one and on two threads. What
 gains less than a twentieth of a step goes.

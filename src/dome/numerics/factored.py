@@ -171,13 +171,13 @@ class Factored:
         return C if self._Q is None else self._Q.T @ C @ self._Q
 
     def project_out(
-        self, gradient: Tensor, A: Tensor | None, strength: float
+        self, gradient: Tensor, chosen: Tensor | None, strength: float
     ) -> Tensor:
-        """g − strength · (U A)(U A)ᵀ g for a gradient (D,), the numbers held here.
+        """g − strength · U Uᵀ g for a gradient (D,), the numbers held here.
 
         Args:
             gradient: g, shape (n,).
-            A: Orthonormal columns that choose directions of U, (K, n); None for all.
+            chosen: Orthonormal columns: U ``chosen`` is removed, (K, n); None for U.
             strength: How much to remove, in [0, 1].
         """
         if gradient.shape != (len(self._S),):
@@ -187,7 +187,7 @@ class Factored:
             )
         (c,) = self.shard.total(passes.multiply(gradient[None], self._S)[0])
         c = c if self._Q is None else c @ self._Q
-        c = strength * (c if A is None else A @ (A.T @ c))
+        c = strength * (c if chosen is None else chosen @ (chosen.T @ c))
         c = c if self._Q is None else self._Q @ c
         return passes.subtract_combination(gradient, self._S, c)
 

@@ -45,9 +45,9 @@ def row_blocks(S: Tensor, width: int) -> Iterator[slice]:
 
 
 def multiply(wide: Tensor, tall: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A C for wide A (M, D) and tall C (D, N), summed in float64, shape (M, N).
+    """wide · tall, summed over their D columns and rows in float64.
 
-    Products are formed in ``dtype``, by default that of C, at least float32.
+    Products are formed in ``dtype``, by default that of ``tall``, at least float32.
     """
     dtype = dtype or compute_dtype(tall.dtype)
     alone = len(wide) == 1 and tall.device.type == "cpu"
@@ -63,12 +63,12 @@ def sum_of_pieces(wide: Tensor, tall: Tensor) -> Tensor:
     on_cpu = tall.device.type == "cpu"
     num, length = cpu.pieces(len(tall), cpu.PIECE_ROWS if on_cpu else DEVICE_PIECE_ROWS)
     end = num * length
-    A = wide[:, :end].unflatten(1, (num, length)).transpose(0, 1)
-    C = tall[:end].unflatten(0, (num, length))
-    # Kernels like the larger of M and N last: with 10 columns against 128 rows, the
+    left = wide[:, :end].unflatten(1, (num, length)).transpose(0, 1)
+    right = tall[:end].unflatten(0, (num, length))
+    # Kernels like the larger side last: with 10 columns against 128 rows, the
     # transposed product takes a third of the time.
     last = tall.shape[1] > len(wide)
-    products = torch.bmm(A, C) if last else torch.bmm(C.mT, A.mT).mT
+    products = torch.bmm(left, right) if last else torch.bmm(right.mT, left.mT).mT
     total = products.sum(dim=0, dtype=torch.float64)
     return total if end == len(tall) else total + wide[:, end:] @ tall[end:]
 
@@ -150,7 +150,7 @@ def recombine_(
 def _lane_blocks(
     S: Tensor, G: Tensor, lanes: int, at_once: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Views of S (T, n, K) and of samples (T, n, B) that together cover all rows."""
+    """Views of S (lanes, n, K) and of samples (lanes, n, B) that cover all rows."""
     length = len(S) // lanes
     end = lanes * length
     tall = S[:end].unflatten(0, (lanes, length))

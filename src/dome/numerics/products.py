@@ -74,7 +74,7 @@ class Samples(Protocol):
         """The same samples, for products that lose fewer digits and take longer."""
 
     def combination(self, V: Tensor, X: Tensor) -> tuple[Tensor, Tensor, Prepare]:
-        """Hᵀ V X as A' C: wide A (n, D), small C (n, K), how blocks are prepared."""
+        """Hᵀ V X as wideᵀ small: (n, D), (n, K), and how blocks are prepared."""
 
     def coordinates(self, S: Tensor, Q: Tensor | None, shard: Shard) -> Steps[Tensor]:
         """G U, shape (B, K)."""

@@ -26,6 +26,18 @@ class Sum:
     total: Total
     tensors: tuple[Tensor, ...]
 
+    @property
+    def kind(self) -> object:
+        """Requests of one kind are answered together."""
+        return Sum
+
+    def answers(self, requests: Sequence["Sum"]) -> list[tuple[Tensor, ...]]:
+        """The sums of several requests, in one message."""
+        if len(requests) == 1:
+            return [self.total(*self.tensors)]
+        flat = iter(self.total(*(t for r in requests for t in r.tensors)))
+        return [tuple(next(flat) for _ in r.tensors) for r in requests]
+
 
 @dataclass(frozen=True, slots=True)
 class Small:
@@ -43,9 +55,18 @@ class Small:
 
     @property
     def kind(self) -> object:
-        """Requests of one kind can be answered as one batch."""
-        shapes = tuple((m.shape, m.dtype) for m in self.matrices)
-        return self.function, self.options, shapes
+        """Requests of one kind are answered together."""
+        shapes = [(m.shape, m.dtype) for m in self.matrices]
+        return self.function, self.options, tuple(shapes)
+
+    def answers(self, requests: Sequence["Small"]) -> list[tuple[Tensor, ...]]:
+        """The results of several requests, computed as one batch."""
+        if len(requests) == 1:
+            return [self.function(*self.matrices, *self.options)]
+        columns = zip(*(request.matrices for request in requests), strict=True)
+        stacked = [torch.stack(column) for column in columns]
+        results = self.function(*stacked, *self.options)
+        return list(zip(*(result.unbind() for result in results), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +74,18 @@ class Ask:
     """Scalars to decide by: the answer is a list of numbers."""
 
     scalars: tuple[Tensor, ...]
+
+    @property
+    def kind(self) -> object:
+        """Requests of one kind are answered together."""
+        return Ask
+
+    def answers(self, requests: Sequence["Ask"]) -> list[list[float]]:
+        """The numbers of several requests, read at once."""
+        scalars = [s.to(torch.float64) for r in requests for s in r.scalars]
+        # The only place where a tracker waits for its device.
+        flat = iter(torch.stack(scalars).tolist())
+        return [[next(flat) for _ in request.scalars] for request in requests]
 
 
 Request = Sum | Small | Ask
@@ -64,59 +97,20 @@ def together(updates: Iterable[Steps[T]]) -> list[T]:
     """Run updates side by side; what each of them returned."""
     running = dict(enumerate(updates))
     results: dict[int, T] = {}
-    waiting: dict[int, Request] = {}
-
-    def resume(number: int, answer: object) -> None:
-        try:
-            waiting[number] = running[number].send(answer)
-        except StopIteration as end:
-            results[number] = end.value
-
-    for number in running:
-        resume(number, None)
-    while waiting:
-        chosen, answers = _answers(waiting)
-        for number in chosen:
-            del waiting[number]
-        for number, answer in zip(chosen, answers, strict=True):
-            resume(number, answer)
+    waiting: dict[int, Any] = {}
+    answers: dict[int, Any] = dict.fromkeys(running)
+    while answers:
+        for number, answer in answers.items():
+            try:
+                waiting[number] = running[number].send(answer)
+            except StopIteration as end:
+                results[number] = end.value
+        # The device is asked when nobody can go on without it.
+        kinds = {number: request.kind for number, request in waiting.items()}
+        kind = next((kind for kind in kinds.values() if kind is not Ask), Ask)
+        chosen = {n: waiting.pop(n) for n in kinds if kinds[n] == kind}
+        alike = list(chosen.values())
+        answers = dict(
+            zip(chosen, alike[0].answers(alike), strict=True) if alike else ()
+        )
     return [results[number] for number in running]
-
-
-def _answers(waiting: dict[int, Request]) -> tuple[list[int], Sequence[object]]:
-    """Which requests are answered now, and the answers; the device is asked last."""
-    first = next((r for r in waiting.values() if not isinstance(r, Ask)), None)
-    if isinstance(first, Sum):
-        same = {n: r for n, r in waiting.items() if isinstance(r, Sum)}
-        return list(same), _sums(first.total, [r.tensors for r in same.values()])
-    if isinstance(first, Small):
-        alike = {
-            n: r
-            for n, r in waiting.items()
-            if isinstance(r, Small) and r.kind == first.kind
-        }
-        return list(alike), _batch(list(alike.values()))
-    asked = {n: r.scalars for n, r in waiting.items() if isinstance(r, Ask)}
-    return list(asked), _numbers(list(asked.values()))
-
-
-def _sums(total: Total, requests: list[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
-    flat = iter(total(*(tensor for tensors in requests for tensor in tensors)))
-    return [tuple(next(flat) for _ in tensors) for tensors in requests]
-
-
-def _batch(requests: list[Small]) -> list[tuple[Tensor, ...]]:
-    first, *others = requests
-    if not others:
-        return [first.function(*first.matrices, *first.options)]
-    columns = zip(*(request.matrices for request in requests), strict=True)
-    stacked = [torch.stack(column) for column in columns]
-    results = first.function(*stacked, *first.options)
-    return list(zip(*(result.unbind() for result in results), strict=True))
-
-
-def _numbers(requests: list[tuple[Tensor, ...]]) -> list[list[float]]:
-    scalars = [scalar for scalars in requests for scalar in scalars]
-    # The only place where a tracker waits for its device.
-    flat = iter(torch.stack([s.to(torch.float64) for s in scalars]).tolist())
-    return [[next(flat) for _ in scalars] for scalars in requests]

@@ -1,7 +1,7 @@
 """``plan``: what the filter will cost in memory and time, before training.
 
 Letters: D parameters, K directions, B samples. The basis takes D K numbers and the
-samples D B; a step takes 4 D B K + 2 D min(B², K² + B K) flops beside the backward
+samples D B; a step takes 4 D B K + 2 D min(B², 2 B K) flops beside the backward
 pass, and 2 D K² more if the basis is written out at every update.
 """
 

@@ -1,7 +1,6 @@
 """``attach``: differentially private training with the filter, in one call."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +10,11 @@ from dome.attachment import call_before_step, check_no_filter
 from dome.options import Downstream, FilterOptions
 from dome.parameters import Layout
 from dome.privacy.accounting import Budget, Target, noise_multiplier_for
-from dome.privacy.bases import Basis, Nothing, Private, Public, Released, check_basis
+from dome.privacy.bases import BASES, Nothing, Setting, check_basis
 from dome.privacy.filter import PrivateFilter
 from dome.privacy.randomness import Randomness
 from dome.privacy.refuse import check_model, check_parameters
 from dome.privacy.stages import check_positive
-from dome.trackers import Tracker
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -116,10 +114,8 @@ def attach(
             "basis='public' takes public=batches and loss_fn=...; the others take "
             "neither"
         )
-    own = _basis(basis, layout, options, window)
-    if public is not None and loss_fn is not None and rank > 0:
-        follows = _tracker(layout, options)
-        own = Public(follows, model, public, loss_fn, update_every)
+    setting = Setting(model, layout, options, window, public, loss_fn)
+    own = BASES[basis](setting) if rank else Nothing()
     private = PrivateFilter(
         model,
         optimizer,
@@ -135,28 +131,6 @@ def attach(
     call_before_step(optimizer, private)
     private.hook_into(optimizer.register_step_post_hook(lambda *_: private.settle()))
     return private
-
-
-def _basis(kind: str, layout: Layout, options: FilterOptions, window: int) -> Basis:
-    """The source of directions, unless it is public."""
-    if options.rank == 0 or kind == "public":
-        return Nothing()
-    if kind == "released":
-        return Released(_tracker(layout, options), window, options.update_every)
-    return Private(
-        layout.dim,
-        cast("int", options.rank),
-        update_every=options.update_every,
-        forget=options.forget,
-        dtype=layout.dtype,
-        device=layout.device,
-    )
-
-
-def _tracker(layout: Layout, options: FilterOptions) -> Tracker:
-    # Samples are filtered one by one, with U as a matrix.
-    where = {"dtype": layout.dtype, "device": layout.device, "factored": False}
-    return options.tracker_for(layout.dim, cast("int", options.rank), **where)
 
 
 def _budget(

@@ -22,20 +22,12 @@ class Blockwise:
     """A tracker for each block of the flat gradient.
 
     Args:
-        blocks: What is tracked, by name.
+        by_name: The tracker of each block.
         columns: The columns of each block, among those that are held here.
-        trackers: The tracker of each.
     """
 
-    def __init__(
-        self,
-        blocks: Sequence[Block],
-        columns: Sequence[slice],
-        trackers: Sequence[Tracker],
-    ) -> None:
-        names = [block.name for block in blocks]
-        self.by_name = dict(zip(names, trackers, strict=True))
-        self._columns = tuple(columns)
+    def __init__(self, by_name: dict[str, Tracker], columns: Sequence[slice]) -> None:
+        self.by_name, self._columns = by_name, tuple(columns)
 
     def __iter__(self) -> Iterator[tuple[slice, Tracker]]:
         return iter(zip(self._columns, self.by_name.values(), strict=True))

@@ -7,7 +7,7 @@ method" (2014), on the average of Algorithm 2.
 import torch
 from torch import Tensor
 
-from dome.privacy.bases.protocol import Release, another_basis
+from dome.privacy.bases.protocol import Release, Setting, another_basis
 
 SEED = 0x646F6D65  # of the first basis
 ORTHONORMAL = 1e-3  # what float32 and thousands of QR decompositions stay far below
@@ -51,6 +51,18 @@ class Private:
         self._basis = torch.linalg.qr(start).Q.to(device, dtype)
         self._norms = torch.ones(rank, dtype=torch.float64, device=device)
         self._num_steps = self._num_updates = 0
+
+    @classmethod
+    def made(cls, given: Setting) -> "Private":
+        """The basis of a setting."""
+        return cls(
+            given.layout.dim,
+            given.rank,
+            update_every=given.options.update_every,
+            forget=given.options.forget,
+            dtype=given.layout.dtype,
+            device=given.layout.device,
+        )
 
     @property
     def moment_basis(self) -> Tensor | None:

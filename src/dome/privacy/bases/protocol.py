@@ -4,15 +4,48 @@ Shapes: U (D, K) the basis, r (D,) a released (noised) sum of clipped gradients 
 expected batch size. A source sees public samples or releases, never private samples.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from dome.privacy.errors import PrivacyError
+from dome.options import FilterOptions
+from dome.parameters import Layout
 from dome.trackers import Tracker
 
-BASES = ("public", "released", "private")
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a source of directions may be made of.
+
+    Attributes:
+        model: The model that is trained.
+        layout: Its parameters.
+        options: Those of the filter; the rank is a number above 0.
+        window: How many releases make one batch of samples.
+        public: Batches (x, y) of public data, where they are given.
+        loss_fn: Their loss.
+    """
+
+    model: nn.Module
+    layout: Layout
+    options: FilterOptions
+    window: int
+    public: Iterable[tuple[Tensor, Tensor]] | None = None
+    loss_fn: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    @property
+    def rank(self) -> int:
+        """K."""
+        return cast("int", self.options.rank)
+
+    def tracker(self) -> Tracker:
+        """A tracker of these options; samples are filtered with U as a matrix."""
+        where = {"dtype": self.layout.dtype, "device": self.layout.device}
+        return self.options.tracker_for(
+            self.layout.dim, self.rank, **where, factored=False
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +128,3 @@ def load_tracker(tracker: Tracker, state: dict[str, Tensor]) -> None:
 def another_basis() -> str:
     """The sentence for a state that another basis has written."""
     return "the checkpoint has another basis: use the same basis, rank and tracker"
-
-
-def check_basis(basis: Any) -> None:  # noqa: ANN401 (anything may be passed)
-    """Refuse every source of a basis but the three that keep privacy."""
-    if isinstance(basis, str) and basis in BASES:
-        return
-    raise PrivacyError(
-        f"basis={basis!r}: a basis that private samples turn is itself a release of "
-        f"them. What the filter removes shows it (the gradient has nothing left along "
-        f"it), and no noise covers that, so that epsilon would be understated without "
-        f"bound. Choose 'public' (a loader of public data), 'released' (past noised "
-        f"gradients, free) or 'private' (noised power iterations, paid for jointly)"
-    )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor, nn
 
-from dome.privacy.bases.protocol import Release, another_basis, load_tracker
+from dome.privacy.bases.protocol import Release, Setting, another_basis, load_tracker
 from dome.samples import per_sample_gradients
 from dome.trackers import Tracker
 
@@ -39,6 +39,15 @@ class Public:
         self._batches, self._update_every = batches, update_every
         self._running: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._num_steps = 0
+
+    @classmethod
+    def made(cls, given: Setting) -> "Public":
+        """The basis of a setting that has public data."""
+        options, public, loss_fn = given.options, given.public, given.loss_fn
+        if public is None or loss_fn is None:
+            raise ValueError("basis='public' takes public=batches and loss_fn=...")
+        every = options.update_every
+        return cls(given.tracker(), given.model, public, loss_fn, every)
 
     def prepare(self) -> None:
         """Turn the basis towards the next public batch."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dome.privacy.bases.protocol import Release, another_basis, load_tracker
+from dome.privacy.bases.protocol import Release, Setting, another_basis, load_tracker
 from dome.trackers import Tracker
 
 NUM_RELEASED, NUM_WINDOWS, RECENT = "num_released", "num_windows", "recent."
@@ -33,6 +33,11 @@ class Released:
         self._tracker, self._update_every = tracker, update_every
         self._window, self._recent = window, list[Tensor]()
         self._num_steps = self._num_updates = 0
+
+    @classmethod
+    def made(cls, given: Setting) -> "Released":
+        """The basis of a setting."""
+        return cls(given.tracker(), given.window, given.options.update_every)
 
     @property
     def filters_first(self) -> bool:
