@@ -1,6 +1,7 @@
 """A basis from public samples, which costs no privacy."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -42,12 +43,14 @@ class Public:
 
     @classmethod
     def made(cls, given: Setting) -> "Public":
-        """The basis of a setting that has public data."""
-        options, public, loss_fn = given.options, given.public, given.loss_fn
-        if public is None or loss_fn is None:
-            raise ValueError("basis='public' takes public=batches and loss_fn=...")
-        every = options.update_every
-        return cls(given.tracker(), given.model, public, loss_fn, every)
+        """The basis of a setting that has public data, which ``attach`` checks."""
+        return cls(
+            given.tracker(),
+            given.model,
+            cast("Iterable[tuple[Tensor, Tensor]]", given.public),
+            cast("Loss", given.loss_fn),
+            given.options.update_every,
+        )
 
     def prepare(self) -> None:
         """Turn the basis towards the next public batch."""
