@@ -5,7 +5,7 @@ so that the fraction is known there too.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ from dome_lab.paper.claims import (
     paired,
 )
 from dome_lab.paper.following import FOLLOWS, follows
+from dome_lab.paper.names import name_of
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Repeated, Run
 from dome_lab.paper.series import (
@@ -51,15 +52,48 @@ def dynamics_runs(config: Repeated) -> list[Run]:
     return both_arms(config.run, config.num_seeds)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Momenta:
+    """Settings: momentum as torch sums it, and as the paper averages it.
+
+    Attributes:
+        run: A run of it.
+        optimizers: "sgd" is torch's, "ema" that of the paper's Algorithm 1.
+        num_seeds: How many seeds.
+    """
+
+    run: Run
+    optimizers: tuple[str, ...] = ("sgd", "ema")
+    num_seeds: int = 5
+
+
+def momenta_runs(config: Momenta) -> list[Run]:
+    """Both arms of every seed, with each momentum."""
+    return [
+        run
+        for optimizer in config.optimizers
+        for run in both_arms(replace(config.run, optimizer=optimizer), config.num_seeds)
+    ]
+
+
+def momenta_parts(config: Momenta) -> list[Momenta]:
+    """Each momentum for itself."""
+    return [replace(config, optimizers=(name,)) for name in config.optimizers]
+
+
 def draw_dynamics(rows: Sequence[Row], paper: Run, score: str) -> Figure:
-    """Training loss, fraction and score by epoch, side by side."""
-    figure, (axes,) = drawing.canvas(1, 3, drawing.PAGE, 2.7)
-    draw_panels(axes, rows, score)
-    drawing.add_title(figure, rows, axes[0])
+    """Training loss, fraction and score by epoch, side by side; a row an optimizer."""
+    groups = _by_optimizer(rows)
+    figure, grid = drawing.canvas(len(groups), 3, drawing.PAGE, 0.8 + 1.9 * len(groups))
+    for axes, (optimizer, mine) in zip(grid, groups.items(), strict=True):
+        draw_panels(axes, mine, score)
+        if len(groups) > 1:
+            drawing.name_row(axes[0], name_of(optimizer))
+    drawing.add_title(figure, rows, grid[0][0])
     drawing.add_note(
         figure,
         drawing.statistics_note(rows),
-        drawing.scale_note(rows, paper),
+        drawing.scale_note(rows, paper, varied=["optimizer"] * (len(groups) > 1)),
     )
     return figure
 
@@ -90,12 +124,23 @@ def draw_panels(axes: Sequence[Axes], rows: Sequence[Row], score: str) -> None:
 
 
 def judge_dynamics(figure: str, rows: Sequence[Row], score: str) -> list[Claim]:
-    """Convergence, and what the fraction does."""
-    group = {"": list(rows)}
-    return [
-        *judge_convergence(figure, group, score),
-        *judge_fraction(figure, group),
-    ]
+    """Convergence, and what the fraction does, with each optimizer for itself."""
+    claims = []
+    for optimizer, mine in _by_optimizer(rows).items():
+        group = {"": mine}
+        found = [
+            *judge_convergence(figure, group, score),
+            *judge_fraction(figure, group),
+        ]
+        # Torch's momentum is what everybody takes it for; the other one is named.
+        where = f"{name_of(optimizer)}: " if optimizer == "ema" else ""
+        claims += [replace(one, name=f"{where}{one.name}") for one in found]
+    return claims
+
+
+def _by_optimizer(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found = dict.fromkeys(str(row["optimizer"]) for row in rows)
+    return {name: select(rows, optimizer=name) for name in found}
 
 
 def judge_convergence(

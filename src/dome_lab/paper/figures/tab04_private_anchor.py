@@ -6,8 +6,9 @@ at δ = 1e-5; batches of 512, learning rate 0.5, momentum 0.9, clipping norm 0.1
 epochs are those that Tramèr and Boneh (2021, arXiv:2011.11660) found best for it. They
 report 98.1 %.
 
-Scale cpu: all 60,000 training images, none of them public, and all 10,000 test images;
-15 epochs, with as much less noise, because 40 take half an hour of one core; 3 seeds.
+Scale cpu: all 60,000 training images, none of them public, and all 10,000 test images,
+3 seeds: a quarter of an hour of one core for each. With 15 epochs instead of 40, and as
+much less noise, one seed had 97.3 %, still rising.
 """
 
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ class Config:
 
 SCALES = {
     "paper": Config(),
-    "cpu": Config(run=replace(PAPER, epochs=15), num_seeds=3),
+    "cpu": Config(num_seeds=3),
     "smoke": Config(
         run=replace(
             PAPER, task="digits", num_train=200, num_test=100, epochs=2, batch_size=30

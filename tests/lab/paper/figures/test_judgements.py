@@ -5,6 +5,7 @@ import pytest
 from paper.figures.made import RUN, seeds, training_rows, two_arms
 
 from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED
+from dome_lab.paper.figures import fig09_batch_size_accuracy as fig09
 from dome_lab.paper.figures import load_figure
 from dome_lab.paper.figures import tab02_privacy as tab02
 
@@ -370,6 +371,28 @@ def test_ewc_is_judged_on_each_stream_by_itself():
     found = verdicts("tab03", rows)
     assert [v for name, v in found.items() if name.startswith("split")] == [HOLDS] * 3
     assert [v for name, v in found.items() if name.startswith("perm")] == [FAILS] * 3
+
+
+def test_torchs_momentum_and_the_papers_have_verdicts_of_their_own():
+    def arms(optimizer, gain):
+        run = replace(RUN, optimizer=optimizer)
+        return two_arms(run, {"test_accuracy": 0.5}, {"test_accuracy": 0.5 + gain})
+
+    found = verdicts("fig01", [*arms("sgd", 0.1), *arms("ema", -0.1)])
+    name = "does not slow convergence: test accuracy"
+    assert found[name] == HOLDS
+    assert found[f"averaging momentum: {name}"] == FAILS
+
+
+def test_batch_sizes_are_compared_after_as_many_epochs():
+    rows = []
+    for size, epochs in ((4, 3), (16, 10), (64, 8), (256, 8)):
+        run = replace(RUN, batch_size=size, epochs=epochs)
+        rising = np.linspace(0.1, 0.1 * epochs, epochs)
+        rows += two_arms(run, {"test_accuracy": rising}, {"test_accuracy": rising})
+    found = {n: fig09.best_epoch(rows, "plain", n)[0] for n in (4, 16, 64, 256)}
+    # Made rows differ from each other by some 1e-5.
+    assert found == pytest.approx({4: 0.3, 16: 0.8, 64: 0.8, 256: 0.8}, abs=1e-3)
 
 
 def test_each_way_to_average_has_its_own_verdict_and_parts():
