@@ -1,6 +1,6 @@
 """Runs the tests with every torch that is claimed, and writes down what passed.
 
-    python tools/matrix.py [NAME ...] [--folder .matrix] [--rebuild]
+    python tools/matrix.py [NAME ...] [--suite quick] [--folder ...] [--rebuild]
 
 Each environment is built once, in a folder of its own, and kept. What came out is in
 docs/support.json, of which tools/support_table.py makes the tables in README and docs.
@@ -8,19 +8,24 @@ A CUDA build of torch takes some gigabytes and runs on the processor as well.
 """
 
 import argparse
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
-import venv
-import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+
+from features import ROWS, counted, outcomes_in, summed, test_paths
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "support.json"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dome-matrix"
 # What make quick runs.
 QUICK = (
     "tests/trackers",
@@ -30,6 +35,7 @@ QUICK = (
     "tests/compression",
 )
 INTEGRATIONS = ("tests/integrations", "tests/privacy/test_filter.py")
+SUITES = {"quick": QUICK, "integrations": INTEGRATIONS}
 SHOWN = ("torch", "lightning", "transformers", "accelerate", "opacus", "peft", "numpy")
 TOOLS = ("pytest", "pytest-xdist", "hypothesis", "safetensors", "setuptools<81")
 EXTRAS = ("privacy", "lightning", "transformers", "accelerate", "lora", "curvature")
@@ -44,34 +50,37 @@ error::DeprecationWarning:dome
 error::FutureWarning:dome
 """
 
+Counts = dict[str, int]
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
     """A set of versions to run with.
 
     Attributes:
+        python: Its version, as in ``python3.11``.
         torch: Its version.
         others: "oldest", the lower bounds of pyproject.toml; "newest", whatever pip
             finds; "none", torch and Opacus alone; "development", the environment that
             make builds from constraints.txt.
     """
 
+    python: str
     torch: str
     others: str
 
     @property
-    def suites(self) -> dict[str, Sequence[str]]:
+    def suites(self) -> tuple[str, ...]:
         """Tests to run, by name."""
-        both = {"quick": QUICK, "integrations": INTEGRATIONS}
-        return {"quick": QUICK} if self.others == "none" else both
+        return ("quick",) if self.others == "none" else tuple(SUITES)
 
 
 ENVIRONMENTS = {
-    "oldest": Environment("2.6.0", "oldest"),
-    "2.8": Environment("2.8.0", "none"),
-    "2.10": Environment("2.10.0", "none"),
-    "development": Environment("2.13.0", "development"),
-    "newest": Environment("2.15.0", "newest"),
+    "oldest": Environment("3.11", "2.6.0", "oldest"),
+    "2.8": Environment("3.12", "2.8.0", "none"),
+    "2.10": Environment("3.13", "2.10.0", "none"),
+    "development": Environment("3.11", "2.13.0", "development"),
+    "newest": Environment("3.11", "2.15.0", "newest"),
 }
 
 
@@ -79,27 +88,59 @@ def main() -> None:
     """Build, run, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="environments; all if none is named")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".matrix")
+    parser.add_argument("--folder", type=Path, default=CACHE)
     parser.add_argument("--rebuild", action="store_true", help="install anew")
     parser.add_argument("--suite", help="this suite only, and nothing is written")
+    parser.add_argument("--processes", type=int, default=2)
     arguments = parser.parse_args()
     unknown = set(arguments.names) - set(ENVIRONMENTS)
     if unknown:
         parser.error(f"no environment {unknown}: choose from {', '.join(ENVIRONMENTS)}")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     failed = False
     for name in arguments.names or ENVIRONMENTS:
-        chosen = ENVIRONMENTS[name]
-        python = built(name, chosen, arguments.folder, arguments.rebuild)
-        suites = {
-            suite: run(python, paths, arguments.folder / f"{name}-{suite}.xml")
-            for suite, paths in chosen.suites.items()
-            if arguments.suite in (None, suite)
-        }
-        print(name, json.dumps(suites))
-        failed |= any(result["failed"] for result in suites.values())
-        if arguments.suite is None:
-            write(name, {**versions(python), "suites": suites})
+        with alone(arguments.folder / f"{name}.lock"):
+            failed |= not passes(name, arguments)
     sys.exit(failed)
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Wait for whoever builds or uses the same environment."""
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
+def passes(name: str, arguments: argparse.Namespace) -> bool:
+    """Run the tests of an environment; whether none of them failed."""
+    chosen = ENVIRONMENTS[name]
+    python = built(name, chosen, arguments.folder, arguments.rebuild)
+    reports = arguments.folder / "reports"
+    reports.mkdir(exist_ok=True)
+
+    def run(suite: str, paths: Sequence[str], marks: str) -> dict[str, str]:
+        report = reports / f"{name}-{suite}.xml"
+        run_tests(python, paths, marks, report, arguments.processes)
+        return outcomes_in(report)
+
+    suites = {
+        suite: summed(run(suite, SUITES[suite], "not slow and not gpu"))
+        for suite in chosen.suites
+        if arguments.suite in (None, suite)
+    }
+    found: dict[str, object] = {**versions(python), "suites": suites}
+    if chosen.others == "development" and arguments.suite in (None, "features"):
+        plain = run("features", test_paths(ROOT, gpu=False), "not gpu")
+        on_gpu = run("gpu", test_paths(ROOT, gpu=True), "gpu")
+        found["features"] = {
+            row.name: counted(row, on_gpu if row.gpu else plain) for row in ROWS
+        }
+        suites = {**suites, "features": summed(plain), "gpu": summed(on_gpu)}
+    print(name, json.dumps(suites), flush=True)
+    if arguments.suite is None:
+        write(name, found)
+    return not any(result["failed"] for result in suites.values())
 
 
 def built(name: str, chosen: Environment, folder: Path, anew: bool) -> Path:
@@ -108,14 +149,27 @@ def built(name: str, chosen: Environment, folder: Path, anew: bool) -> Path:
         return ROOT / ".venv" / "bin" / "python"
     home = folder / name
     python, stamp = home / "bin" / "python", home / "requirements.txt"
-    wanted = "\n".join(requirements(chosen))
+    wanted = "\n".join([f"python=={chosen.python}", *requirements(chosen)])
     if not anew and stamp.exists() and stamp.read_text() == wanted:
         return python
-    venv.create(home, with_pip=True, clear=True)
-    install = (python, "-m", "pip", "install", "--quiet", "--no-cache-dir")
+    interpreter = interpreter_of(chosen.python)
+    print(f"Installing torch {chosen.torch} into {home} (some minutes) ...", flush=True)
+    shutil.rmtree(home, ignore_errors=True)
+    subprocess.run([interpreter, "-m", "venv", str(home)], check=True)
+    install = [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir"]
     subprocess.run([*install, *requirements(chosen)], check=True)
-    stamp.write_text(wanted)
+    stamp.write_text(wanted)  # last: what is half installed is installed again
     return python
+
+
+def interpreter_of(version: str) -> str:
+    """A Python of this version; an exit with a sentence where there is none."""
+    found = shutil.which(f"python{version}")
+    # A manager of versions may put a name there that only says how to choose one.
+    asked = [found or "false", "-c", ""]
+    if subprocess.run(asked, capture_output=True, check=False).returncode:
+        sys.exit(f"no python{version} on the PATH that runs: nothing can be said of it")
+    return str(found)
 
 
 def requirements(chosen: Environment) -> list[str]:
@@ -133,43 +187,42 @@ def requirements(chosen: Environment) -> list[str]:
     return [torch, *ranges, *TOOLS]
 
 
-def run(python: Path, paths: Sequence[str], report: Path) -> dict[str, int]:
-    """Numbers of tests that passed, failed and were skipped."""
-    report.parent.mkdir(parents=True, exist_ok=True)
+def run_tests(
+    python: Path, paths: Sequence[str], marks: str, report: Path, processes: int
+) -> None:
+    """Let pytest write what became of each test into a file."""
     report.unlink(missing_ok=True)
     command = [
-        *(str(python), "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider"),
-        *("-m", "not slow and not gpu", "-o", f"filterwarnings={WARNINGS}"),
-        *(f"--junitxml={report}", *paths),
+        *(str(python), "-m", "pytest", "-n", str(processes), "--dist", "loadfile"),
+        *("-q", "-p", "no:cacheprovider", "-m", marks),
+        *("-o", f"filterwarnings={WARNINGS}", f"--junitxml={report}", *paths),
     ]
-    paths_of_ours = os.pathsep.join([str(ROOT / "src")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths_of_ours}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT / "src"),
+    }
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
-    if not report.exists():
-        return {"passed": 0, "failed": 1, "skipped": 0}
-    suite = next(ET.parse(report).getroot().iter("testsuite"))
-    all_, failures, errors, skipped = (
-        int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")
-    )
-    failed = failures + errors
-    return {"passed": all_ - failed - skipped, "failed": failed, "skipped": skipped}
 
 
 def versions(python: Path) -> dict[str, object]:
-    """Of Python, and of the packages that are there."""
+    """Of Python and of the packages that are there, and the GPU if there is one."""
     code = (
         "import json, platform\n"
         "from importlib.metadata import PackageNotFoundError, version\n"
+        "import torch\n"
         "found = {}\n"
         f"for name in {SHOWN!r}:\n"
         "    try:\n        found[name] = version(name)\n"
         "    except PackageNotFoundError:\n        pass\n"
-        "print(json.dumps({'python': platform.python_version(), 'packages': found}))"
+        "gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None\n"
+        "print(json.dumps({'python': platform.python_version(), 'gpu': gpu,\n"
+        "                  'packages': found}))"
     )
     done = subprocess.run(
         [str(python), "-c", code], capture_output=True, text=True, check=True
     )
-    return json.loads(done.stdout)
+    return {"date": f"{datetime.now(UTC):%Y-%m-%d}", **json.loads(done.stdout)}
 
 
 def write(name: str, result: dict[str, object]) -> None:

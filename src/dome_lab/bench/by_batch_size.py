@@ -14,6 +14,7 @@ class Config:
     setting: str = "resnet8"
     rank: int = 100
     batch_sizes: Sequence[int] = (16, 128)
+    device: str = "cpu"
 
     def expected_seconds(self, beside: float = 0.0) -> float:
         """About how long all sizes take, with what each takes beside measuring."""

@@ -1,4 +1,4 @@
-"""Resident memory of this process, and functions in processes of their own."""
+"""Memory of this process, and functions in processes of their own."""
 
 import json
 import os
@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
 STATUS = Path("/proc/self/status")
 CLEAR_REFS = Path("/proc/self/clear_refs")
 # glibc gives freed memory back at once, so that a peak is what was needed and not what
@@ -17,13 +19,21 @@ TIDY_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "655
 FORGET_PEAK = "5"  # see proc(5)
 
 
-def peak_resident() -> int:
-    """The most bytes this process had in memory since it started or was reset."""
+def peak_memory(device: str = "cpu") -> int:
+    """The most bytes this process had in memory since it started or was reset.
+
+    On a GPU those of tensors, without what torch's allocator keeps for later.
+    """
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     return _status("VmHWM")
 
 
-def reset_peak() -> bool:
+def reset_peak(device: str = "cpu") -> bool:
     """Let the peak start again from what is in memory now. False where impossible."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return True
     try:
         CLEAR_REFS.write_text(FORGET_PEAK)
     except OSError:

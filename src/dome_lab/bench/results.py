@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 
 
-def machine() -> Row:
-    """Versions, commit, processor, cores and threads."""
+def machine(device: str = "cpu") -> Row:
+    """Versions, commit, processor, cores and threads; the GPU if it did the work."""
     threads = torch.get_num_threads()
-    return provenance() | {"processor": _processor(), "threads": threads}
+    facts = provenance() | {"processor": _processor(), "threads": threads}
+    if torch.device(device).type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return facts
 
 
 def save(
@@ -33,7 +36,7 @@ def save(
     facts: Mapping[str, Any] = {
         "question": question,
         "config": asdict(config),  # type: ignore[call-overload] # Config of a question
-        "machine": machine(),
+        "machine": machine(getattr(config, "device", "cpu")),
         "seconds": round(seconds, 1),
         "rows": rows,
     }

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dome_lab.bench import results
@@ -26,7 +26,9 @@ def expected_seconds(names: Sequence[str], scale: str) -> float:
     return sum(_seconds(name, scale) for name in names)
 
 
-def ask(names: Sequence[str], scale: str, folder: Path, tell: Tell) -> Iterator[Answer]:
+def ask(
+    names: Sequence[str], scale: str, folder: Path, tell: Tell, device: str = "cpu"
+) -> Iterator[Answer]:
     """Yield each answer after writing its JSON, table and picture.
 
     Args:
@@ -35,6 +37,7 @@ def ask(names: Sequence[str], scale: str, folder: Path, tell: Tell) -> Iterator[
         folder: An existing folder.
         tell: Is given what is being done, and the expected seconds of the whole that
             are behind.
+        device: Where the work is done that is measured.
     """
     behind = 0.0
     for name in names:
@@ -45,13 +48,15 @@ def ask(names: Sequence[str], scale: str, folder: Path, tell: Tell) -> Iterator[
         ) -> None:
             tell(what, behind + share * weight)
 
-        yield _answer(name, scale, folder, told)
+        yield _answer(name, scale, folder, told, device)
         behind += weight
 
 
-def _answer(name: str, scale: str, folder: Path, tell: Tell) -> Answer:
+def _answer(name: str, scale: str, folder: Path, tell: Tell, device: str) -> Answer:
     question = load(name)
     config = question.SCALES[scale]
+    if hasattr(config, "device"):
+        config = replace(config, device=device)
     start = time.perf_counter()
     rows = question.compute(config, tell)
     table = question.table(rows)

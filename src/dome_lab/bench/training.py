@@ -51,20 +51,26 @@ class Loop:
         setting: Name in ``SETTINGS``.
         batch_size: Samples in a step.
         num_batches: Different batches to repeat; by default enough for any basis here.
+        device: Where it trains.
     """
 
     def __init__(
-        self, setting: str, batch_size: int, num_batches: int | None = None
+        self,
+        setting: str,
+        batch_size: int,
+        num_batches: int | None = None,
+        device: str = "cpu",
     ) -> None:
         chosen = SETTINGS[setting]
         with torch.random.fork_rng(devices=[]):  # layers draw from the global generator
             torch.manual_seed(SEED)
-            self.model = chosen.build(chosen.image[0], chosen.num_classes)
+            model = chosen.build(chosen.image[0], chosen.num_classes)
+        self.model = model.to(device)
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM
         )
         enough = max(LEAST_BATCHES, NUM_INPUTS // batch_size)
-        self.batches = _batches(chosen, batch_size, num_batches or enough)
+        self.batches = _batches(chosen, batch_size, num_batches or enough, device)
 
     @property
     def dim(self) -> int:
@@ -83,15 +89,19 @@ class Loop:
         self.optimizer.step()
 
 
-def _batches(setting: Setting, batch_size: int, num_batches: int) -> Iterator[Batch]:
+def _batches(
+    setting: Setting, batch_size: int, num_batches: int, device: str
+) -> Iterator[Batch]:
     random = torch.Generator().manual_seed(SEED)
     shape = (batch_size, *setting.image)
     # A list: made on the way they would look like memory that steps take.
     return cycle(
         [
             (
-                torch.randn(shape, generator=random),
-                torch.randint(setting.num_classes, (batch_size,), generator=random),
+                torch.randn(shape, generator=random).to(device),
+                torch.randint(setting.num_classes, (batch_size,), generator=random).to(
+                    device
+                ),
             )
             for _ in range(num_batches)
         ]
@@ -102,10 +112,11 @@ def filtered_loop(
     setting: str,
     batch_size: int,
     rank: int,
+    device: str = "cpu",
     **options: Any,  # noqa: ANN401 (those of GradientFilter)
 ) -> Loop:
     """The plain loop and one line."""
-    loop = Loop(setting, batch_size)
+    loop = Loop(setting, batch_size, device=device)
     dome.attach(loop.model, loop.optimizer, rank, **options)
     return loop
 
@@ -117,11 +128,14 @@ def attach_paper_recipe(loop: Loop, rank: int) -> None:
     loop.optimizer.register_step_pre_hook(lambda *_: recipe.filter_())
 
 
-def random_samples(dim: int, rank: int, batch_size: int) -> list[Tensor]:
+def random_samples(
+    dim: int, rank: int, batch_size: int, device: str = "cpu"
+) -> list[Tensor]:
     """Batches (B, D) of random samples that together determine 2 K directions."""
     random = torch.Generator().manual_seed(SEED)
     count = -(-2 * rank // (batch_size - 1)) + 1
-    return [torch.randn(batch_size, dim, generator=random) for _ in range(count)]
+    shape = (batch_size, dim)
+    return [torch.randn(shape, generator=random).to(device) for _ in range(count)]
 
 
 def updates_to_settle(batch_size: int, rank: int) -> int:

@@ -25,6 +25,9 @@ def command(
         bool,
         typer.Option("--full", help="Long; ResNet-18 too, which takes 17 GB."),
     ] = False,
+    device: Annotated[
+        str, typer.Option(help='"cpu", or a GPU: "cuda", "cuda:1".')
+    ] = "cpu",
     out: Annotated[
         Path, typer.Option(help="Folder for numbers, tables and pictures.")
     ] = Path("dome-bench"),
@@ -44,13 +47,30 @@ def command(
             raise UserError(
                 f"no question {unknown[0]!r}: choose from {', '.join(known)}"
             )
+        _check_device(device)
         check_folder(out)
         names = questions or ([HEADLINE] if quick else known)
         scale = "quick" if quick else "full" if full else "usual"
-        _ask(list(dict.fromkeys(names)), scale, out)
+        _ask(list(dict.fromkeys(names)), scale, out, device)
 
 
-def _ask(names: list[str], scale: str, out: Path) -> None:
+def _check_device(device: str) -> None:
+    if device == "cpu":
+        return
+    import torch
+
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not (number or "0").isdigit():
+        raise UserError(f'no device {device!r}: choose "cpu", "cuda" or "cuda:1"')
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(number or 0) >= count:
+        raise UserError(
+            f"torch {torch.__version__} sees {count or 'no'} CUDA device"
+            f"{'' if count == 1 else 's'} here: nothing was measured"
+        )
+
+
+def _ask(names: list[str], scale: str, out: Path, device: str) -> None:
     from dome_lab.bench import run
     from dome_lab.cli.progress import simple_bar
 
@@ -62,7 +82,7 @@ def _ask(names: list[str], scale: str, out: Path) -> None:
             interrupts.check()
             bar.update(task, description=what, completed=behind)
 
-        for answer in run.ask(names, scale, out, tell):
+        for answer in run.ask(names, scale, out, tell, device):
             console.print(answer.table.rich())
             for note in answer.table.notes:
                 console.print(note)

@@ -27,7 +27,7 @@ def test_flops_are_those_that_plan_counts_without_the_projection(rank, batch_siz
 
 def test_rates_are_work_over_time():
     assert floor.copy_rate(num_numbers=1000, clock=FakeClock()) == 2 * 4 * 1000 / 0.5
-    assert floor.square_rate(10, clock=FakeClock()) == 2 * 10**3 / 0.5
+    assert floor.square_rate(clock=FakeClock(), size=10) == 2 * 10**3 / 0.5
 
 
 def test_bytes_of_an_update_and_of_samples():

@@ -19,7 +19,7 @@ def grow_and_shrink(num_bytes):
     del block
     return {
         "reset": is_reset,
-        "grown": memory.peak_resident() - before,
+        "grown": memory.peak_memory() - before,
         "left": resident() - before,
     }
 
@@ -42,7 +42,7 @@ def test_the_peak_shows_memory_that_was_given_back():
 def grow_and_start_again(num_bytes):
     grow_and_shrink(num_bytes)
     is_reset = memory.reset_peak()
-    above = memory.peak_resident() - resident()
+    above = memory.peak_memory() - resident()
     return {"reset": is_reset, "above": above}
 
 
@@ -54,11 +54,11 @@ def test_the_peak_can_start_again():
 
 
 def test_without_a_status_file_the_system_is_asked(monkeypatch, tmp_path):
-    known = memory.peak_resident()
+    known = memory.peak_memory()
     monkeypatch.setattr(memory, "STATUS", tmp_path / "missing")
     monkeypatch.setattr(memory, "CLEAR_REFS", tmp_path / "no" / "folder")
     assert not memory.reset_peak()
-    assert memory.peak_resident() == pytest.approx(known, rel=0.5)
+    assert memory.peak_memory() == pytest.approx(known, rel=0.5)
 
 
 def test_a_function_answers_from_a_process_of_its_own():

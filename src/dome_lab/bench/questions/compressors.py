@@ -23,7 +23,15 @@ from dome.compression import (
 from dome_lab.bench.by_batch_size import SMOKE, Config
 from dome_lab.bench.questions import portion
 from dome_lab.bench.tables import TextTable, milliseconds, percent
-from dome_lab.bench.timing import Pace, Variant, measure, ratios, seconds_of, spread
+from dome_lab.bench.timing import (
+    Pace,
+    Variant,
+    clock_of,
+    measure,
+    ratios,
+    seconds_of,
+    spread,
+)
 from dome_lab.bench.training import filtered_loop, updates_to_settle
 
 if TYPE_CHECKING:
@@ -86,14 +94,16 @@ def compute(config: Config, tell: Tell) -> list[Row]:
         told = portion(
             tell, f"compressors, B = {batch_size}", i, len(config.batch_sizes)
         )
-        loop = filtered_loop(config.setting, batch_size, config.rank)
-        gradient = torch.randn(loop.dim, generator=torch.Generator().manual_seed(0))
+        loop = filtered_loop(config.setting, batch_size, config.rank, config.device)
+        random = torch.Generator().manual_seed(0)
+        gradient = torch.randn(loop.dim, generator=random).to(config.device)
         warmup = updates_to_settle(batch_size, config.rank)
         step = Variant(STEP, loop.step, num_steps=2, num_warmup=warmup)
         shapes = [p.shape for p in loop.model.parameters()]
         made = {name: make(shapes) for name, make in COMPRESSORS.items()}
         variants = [_variant(name, made[name], gradient) for name in made]
-        rounds = measure([step, *variants], config.pace, told)
+        clock = clock_of(config.device)
+        rounds = measure([step, *variants], config.pace, told, clock)
         for name, compressor in made.items():
             share = spread(ratios(rounds, name, STEP))
             num_bits = compressor.num_bits(loop.dim)

@@ -25,7 +25,15 @@ from dome.diagnostics import (
 from dome_lab.bench.by_batch_size import SMOKE, Config
 from dome_lab.bench.questions import portion
 from dome_lab.bench.tables import TextTable, milliseconds, percent
-from dome_lab.bench.timing import Pace, Variant, measure, ratios, seconds_of, spread
+from dome_lab.bench.timing import (
+    Pace,
+    Variant,
+    clock_of,
+    measure,
+    ratios,
+    seconds_of,
+    spread,
+)
 from dome_lab.bench.training import Loop, random_samples, updates_to_settle
 
 if TYPE_CHECKING:
@@ -63,7 +71,7 @@ def compute(config: Config, tell: Tell) -> list[Row]:
         told = portion(tell, what, i, len(config.batch_sizes))
         with tempfile.TemporaryDirectory() as folder, ExitStack() as files:
             variants = _variants(config, batch_size, Path(folder), files)
-            rounds = measure(variants, config.pace, told)
+            rounds = measure(variants, config.pace, told, clock_of(config.device))
         for name in (v.name for v in variants if v.name != STEP):
             spent = DRIFT_EVERY if name == DRIFT else 1
             share = spread([ratio / spent for ratio in ratios(rounds, name, STEP)])
@@ -87,13 +95,13 @@ def compute(config: Config, tell: Tell) -> list[Row]:
 def _variants(
     config: Config, batch_size: int, folder: Path, files: ExitStack
 ) -> list[Variant]:
-    loop = Loop(config.setting, batch_size)
+    loop = Loop(config.setting, batch_size, device=config.device)
     grad_filter = dome.attach(loop.model, loop.optimizer, config.rank)
     for _ in range(updates_to_settle(batch_size, config.rank)):
         loop.step()
     drift = Drift(every=1)
     drift.observe(grad_filter.trackers)
-    samples = random_samples(loop.dim, config.rank, batch_size)[0]
+    samples = random_samples(loop.dim, config.rank, batch_size, config.device)[0]
 
     def after_a_step(name: str, run: Callable[[], object]) -> Variant:
         # Nothing may come between the step and what is asked of it.

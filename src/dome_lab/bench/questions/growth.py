@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dome.trackers import StreamingPower
 from dome_lab.bench.questions import portion
 from dome_lab.bench.tables import TextTable, milliseconds
-from dome_lab.bench.timing import Pace, Variant, measure, seconds_of, spread
+from dome_lab.bench.timing import Pace, Variant, clock_of, measure, seconds_of, spread
 from dome_lab.bench.training import random_samples, updates_to_settle
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Config:
     ranks: Sequence[int] = (25, 50, 100, 200, 400)
     batch_sizes: Sequence[int] = (8, 16, 32, 64, 128, 256)
     pace: Pace = field(default_factory=lambda: Pace(seconds=20))
+    device: str = "cpu"
 
 
 SCALES = {
@@ -79,8 +80,8 @@ def compute(config: Config, tell: Tell) -> list[Row]:
     for i, (letter, values) in enumerate(ways.items()):
         told = portion(tell, f"growth with {LETTERS[letter]}", i, len(ways))
         points = [usual | {letter: value} for value in values]
-        variants = [_variant(str(p[letter]), **p) for p in points]
-        rounds = measure(variants, config.pace, told)
+        variants = [_variant(str(p[letter]), config.device, **p) for p in points]
+        rounds = measure(variants, config.pace, told, clock_of(config.device))
         medians = [spread(seconds_of(rounds, v.name)) for v in variants]
         slope = loglog_slope(values, [m.median for m in medians])
         rows += [
@@ -99,9 +100,9 @@ def compute(config: Config, tell: Tell) -> list[Row]:
     return rows
 
 
-def _variant(name: str, dim: int, rank: int, batch_size: int) -> Variant:
-    samples = random_samples(dim, rank, batch_size)
-    tracker = StreamingPower(dim, rank)
+def _variant(name: str, device: str, dim: int, rank: int, batch_size: int) -> Variant:
+    samples = random_samples(dim, rank, batch_size, device)
+    tracker = StreamingPower(dim, rank, device=device)
 
     def update() -> None:
         samples.append(samples.pop(0))

@@ -1,8 +1,8 @@
 """How much memory does a filtered step take beyond a plain one?
 
-Each case in a process of its own: plain steps, then filtered ones, the peak of resident
-memory read after each. The extra is the difference of the two peaks, to be held against
-1.25 (d k + d B) numbers and against what ``dome.plan`` predicts.
+Each case in a process of its own: plain steps, then filtered ones, the peak of memory
+read after each: resident memory, or a GPU's. The extra is the difference of the two, to
+be held against 1.25 (d k + d B) numbers and against what ``dome.plan`` predicts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dome.planning.units import size
 from dome_lab.bench.memory import (
     TIDY_MALLOC,
     in_fresh_process,
-    peak_resident,
+    peak_memory,
     reset_peak,
 )
 from dome_lab.bench.paper_recipe import MISSING, grad_sample_module
@@ -67,6 +67,7 @@ class Config:
     """Settings of the question."""
 
     cases: Sequence[Case]
+    device: str = "cpu"
 
 
 SMALL = tuple(
@@ -118,32 +119,33 @@ def compute(config: Config, tell: Tell) -> list[Row]:
     whole, done = expected_seconds(config), 0.0
     for case in config.cases:
         tell(f"memory, {_name(asdict(case))}", done / whole)
-        reason = _obstacle(case)
-        numbers = {"skipped": reason} if reason else _measured(case)
-        rows.append(asdict(case) | numbers)
+        reason = _obstacle(case, config.device)
+        numbers = {"skipped": reason} if reason else _measured(case, config.device)
+        rows.append(asdict(case) | {"device": config.device} | numbers)
         done += case.seconds
     tell("memory", 1.0)
     return rows
 
 
-def _obstacle(case: Case) -> str | None:
+def _obstacle(case: Case, device: str) -> str | None:
     if case.method == PAPER:
         try:
             grad_sample_module()
         except ModuleNotFoundError:
             return MISSING
-    available = available_memory(torch.device("cpu"))
+    available = available_memory(torch.device(device))
     if case.limit is not None and available < case.limit:
         return f"{size(case.limit)} needed, {size(available)} available"
     return None
 
 
-def _measured(case: Case) -> Row:
+def _measured(case: Case, device: str) -> Row:
     peaks = in_fresh_process(
         __name__,
         "peaks",
         # Where the whole process has a limit, memory is what a user's process takes.
         TIDY_MALLOC if case.limit is None else {},
+        device=device,
         **{k: v for k, v in asdict(case).items() if k not in {"limit", "seconds"}},
     )
     model = Loop(case.setting, 1).model
@@ -176,17 +178,18 @@ def peaks(
     layout: str,
     dtype: str,
     num_updates: int,
+    device: str = "cpu",
 ) -> dict[str, int | bool]:
-    """Peaks of resident memory in this process: plain step, filtered step, all."""
-    _load_code()
+    """Peaks of memory in this process: plain step, filtered step, all."""
+    _load_code(device)
     # No more inputs than are used: they would count as memory that training takes.
-    loop = Loop(setting, batch_size, num_updates + 1)
+    loop = Loop(setting, batch_size, num_updates + 1, device)
     for _ in range(2):  # the first makes what torch keeps for good
         loop.step()
-    highest = peak_resident()
-    is_reset = reset_peak()
+    highest = peak_memory(device)
+    is_reset = reset_peak(device)
     loop.step()
-    plain = peak_resident()
+    plain = peak_memory(device)
     if method == OURS:
         storage = getattr(torch, dtype)
         dome.attach(
@@ -196,10 +199,10 @@ def peaks(
         attach_paper_recipe(loop, rank)
     for _ in range(num_updates):
         loop.step()
-    highest = max(highest, peak_resident())
-    reset_peak()
+    highest = max(highest, peak_memory(device))
+    reset_peak(device)
     loop.step()
-    filtered = peak_resident()
+    filtered = peak_memory(device)
     return {
         "plain": plain,
         "filtered": filtered,
@@ -208,10 +211,10 @@ def peaks(
     }
 
 
-def _load_code() -> None:
+def _load_code(device: str) -> None:
     """Run small filters, so that the machine code of their kernels counts as plain."""
     for batch_size in (4, 8):  # the two ways of an update
-        small = filtered_loop("resnet8 on 8x8", batch_size, rank=2)
+        small = filtered_loop("resnet8 on 8x8", batch_size, 2, device)
         for _ in range(3):
             small.step()
 
@@ -253,7 +256,8 @@ def table(rows: list[Row]) -> TextTable:
         "whole process",
         "at most",
     )
-    return TextTable("Peak resident memory", headings, lines, notes)
+    where = "resident memory" if rows[0]["device"] == "cpu" else "memory of the GPU"
+    return TextTable(f"Peak {where}", headings, lines, notes)
 
 
 def _prediction(row: Row) -> str:

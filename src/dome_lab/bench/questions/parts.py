@@ -20,15 +20,20 @@ from dome_lab.bench import floor
 from dome_lab.bench.by_batch_size import SMOKE, Config
 from dome_lab.bench.questions import portion
 from dome_lab.bench.tables import TextTable, milliseconds, percent
-from dome_lab.bench.timing import Pace, Round, Variant, measure, seconds_of, spread
+from dome_lab.bench.timing import (
+    Pace,
+    Round,
+    Variant,
+    clock_of,
+    measure,
+    seconds_of,
+    spread,
+)
 from dome_lab.bench.training import Loop, random_samples, updates_to_settle
 
 if TYPE_CHECKING:
     from dome_lab.bench.questions import Tell
     from dome_lab.bench.results import Row
-
-SQUARE = 1024  # size of the square product whose rate the network's floor uses
-
 
 SCALES = {
     "smoke": SMOKE,
@@ -46,9 +51,9 @@ def expected_seconds(config: Config) -> float:
 class _Staged:
     """A loop whose step is done in stages, to time each."""
 
-    def __init__(self, setting: str, batch_size: int, rank: int | None) -> None:
-        self.loop = Loop(setting, batch_size)
-        self._filter = None if rank is None else GradientFilter(self.loop.model, rank)
+    def __init__(self, loop: Loop, rank: int | None) -> None:
+        self.loop = loop
+        self._filter = None if rank is None else GradientFilter(loop.model, rank)
         self._loss: Tensor | None = None
 
     def forward(self) -> None:
@@ -75,14 +80,17 @@ def compute(config: Config, tell: Tell) -> list[Row]:
     rows: list[Row] = []
     for i, batch_size in enumerate(config.batch_sizes):
         told = portion(tell, f"parts, B = {batch_size}", i, len(config.batch_sizes))
-        rounds = measure(_stages(config, batch_size), config.pace, told)
+        stages, clock = _stages(config, batch_size), clock_of(config.device)
+        rounds = measure(stages, config.pace, told, clock)
         rows += _rows(rounds, _floors(config, batch_size), batch_size)
     return rows
 
 
 def _stages(config: Config, batch_size: int) -> list[Variant]:
-    plain = _Staged(config.setting, batch_size, None)
-    ours = _Staged(config.setting, batch_size, config.rank)
+    plain, ours = (
+        _Staged(Loop(config.setting, batch_size, device=config.device), rank)
+        for rank in (None, config.rank)
+    )
     for _ in range(updates_to_settle(batch_size, config.rank)):
         ours.step()
     alone, samples = _filter_alone(config, batch_size)
@@ -114,13 +122,13 @@ def _filter_alone(
     config: Config, batch_size: int
 ) -> tuple[GradientFilter, list[Tensor]]:
     """A filter whose model never runs, and random samples for it."""
-    model = Loop(config.setting, batch_size).model
+    model = Loop(config.setting, batch_size, device=config.device).model
     random = torch.Generator().manual_seed(0)
     for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=random)
+        p.grad = torch.randn(p.shape, generator=random).to(config.device)
     alone = GradientFilter(model, config.rank)
     dim = sum(p.numel() for p in model.parameters())
-    samples = random_samples(dim, config.rank, batch_size)
+    samples = random_samples(dim, config.rank, batch_size, config.device)
     for i in range(updates_to_settle(batch_size, config.rank)):
         alone.observe(samples[i % len(samples)])
     return alone, samples
@@ -128,12 +136,13 @@ def _filter_alone(
 
 def _floors(config: Config, batch_size: int) -> dict[str, tuple[float, str]]:
     """Least seconds of each part, and what sets them."""
-    loop, K = Loop(config.setting, batch_size), config.rank
-    D = loop.dim
-    copying = floor.copy_rate()
-    square = floor.square_rate(SQUARE)
+    K, place = config.rank, config.device
+    loop = Loop(config.setting, batch_size, device=place)
+    D, clock = loop.dim, clock_of(place)
+    copying = floor.copy_rate(device=place, clock=clock)
+    square = floor.square_rate(place, clock)
     forward, backward = _network_flops(loop)
-    products = floor.update_products(D, K, batch_size)
+    products = floor.update_products(D, K, batch_size, place, clock)
     update = max(
         (sum(product.seconds for product in products), "flops"),
         (floor.update_bytes(D, K, batch_size) / copying, "bytes"),
