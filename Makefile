@@ -6,11 +6,13 @@ LAB := $(VENV)/.installed-lab
 DEV := $(VENV)/.installed-dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo quick matrix test browser docs check format lint types imports clean help
+.PHONY: demo quick oldest matrix test browser docs check format lint types imports clean help
 
 help:
 	@echo "make demo    set up, then show on digits what the filter does (about two minutes)"
 	@echo "make quick   set up, then run the tests of the core (under a minute)"
+	@echo "make oldest  the same with the oldest torch that is claimed, which it installs (some gigabytes, kept)"
+	@echo "make matrix  the same with every torch that is claimed; makes the support tables"
 	@echo "make test    set up (a browser too), then run every test"
 	@echo "make docs    build the site into site/; open site/index.html"
 	@echo "make check   format, lint, types, import layers, tests: what CI runs"
@@ -53,7 +55,10 @@ browser: $(DEV)
 	  else $(BIN)/playwright install chromium >/dev/null; fi; } \
 	|| echo "No Chromium could be installed: set DOME_CHROMIUM to one, or the tests of the report are skipped."
 
-# Some gigabytes and minutes for each version the first time; kept in .matrix.
+# Some gigabytes and minutes for each version the first time; kept in ~/.cache/dome-matrix.
+oldest: $(DEV)
+	@$(BIN)/python tools/matrix.py oldest --suite quick
+
 matrix: $(DEV)
 	@$(BIN)/python tools/matrix.py
 	@$(BIN)/python tools/support_table.py

@@ -115,7 +115,13 @@ def alone(lock: Path) -> Iterator[None]:
 def passes(name: str, arguments: argparse.Namespace) -> bool:
     """Run the tests of an environment; whether none of them failed."""
     chosen = ENVIRONMENTS[name]
-    python = built(name, chosen, arguments.folder, arguments.rebuild)
+    interpreter = interpreter_of(chosen.python)
+    if interpreter is None and arguments.suite is None:
+        print(f"{name}: no python{chosen.python} here, so nothing can be said of it")
+        return False
+    # A look at one suite claims nothing of a Python: any will do.
+    interpreter = interpreter or sys.executable
+    python = built(name, interpreter, arguments.folder, arguments.rebuild)
     reports = arguments.folder / "reports"
     reports.mkdir(exist_ok=True)
 
@@ -143,16 +149,17 @@ def passes(name: str, arguments: argparse.Namespace) -> bool:
     return not any(result["failed"] for result in suites.values())
 
 
-def built(name: str, chosen: Environment, folder: Path, anew: bool) -> Path:
+def built(name: str, interpreter: str, folder: Path, anew: bool) -> Path:
     """The Python of an environment, which is made if it is not there."""
+    chosen = ENVIRONMENTS[name]
     if chosen.others == "development":
         return ROOT / ".venv" / "bin" / "python"
     home = folder / name
     python, stamp = home / "bin" / "python", home / "requirements.txt"
-    wanted = "\n".join([f"python=={chosen.python}", *requirements(chosen)])
-    if not anew and stamp.exists() and stamp.read_text() == wanted:
+    wanted = "\n".join([interpreter, *requirements(chosen)])
+    kept = stamp.exists() and stamp.read_text() == wanted
+    if kept and not anew and runs(python, "import pytest, torch"):
         return python
-    interpreter = interpreter_of(chosen.python)
     print(f"Installing torch {chosen.torch} into {home} (some minutes) ...", flush=True)
     shutil.rmtree(home, ignore_errors=True)
     subprocess.run([interpreter, "-m", "venv", str(home)], check=True)
@@ -162,14 +169,19 @@ def built(name: str, chosen: Environment, folder: Path, anew: bool) -> Path:
     return python
 
 
-def interpreter_of(version: str) -> str:
-    """A Python of this version; an exit with a sentence where there is none."""
-    found = shutil.which(f"python{version}")
+def interpreter_of(version: str) -> str | None:
+    """A Python of this version that runs, if there is one."""
+    # Where this one is from, and not the copy in some clone's environment.
+    own = Path(sys.base_prefix, "bin", f"python{version}")
+    found = str(own) if own.exists() else shutil.which(f"python{version}")
     # A manager of versions may put a name there that only says how to choose one.
-    asked = [found or "false", "-c", ""]
-    if subprocess.run(asked, capture_output=True, check=False).returncode:
-        sys.exit(f"no python{version} on the PATH that runs: nothing can be said of it")
-    return str(found)
+    return found if found and runs(found, "") else None
+
+
+def runs(python: str | Path, code: str) -> bool:
+    """Whether a Python gets through some code."""
+    command = [str(python), "-c", code]
+    return not subprocess.run(command, capture_output=True, check=False).returncode
 
 
 def requirements(chosen: Environment) -> list[str]:

@@ -1,3 +1,6 @@
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from device.training import attached, seeded_batches
@@ -14,6 +17,8 @@ from dome.compression import (
     TernGrad,
     TopK,
 )
+
+ROOT = Path(__file__).parents[2]
 
 # Waits of a step, at most, in the order of docs/performance.md.
 STEP = {
@@ -40,6 +45,18 @@ MESSAGES = {
     "topk with feedback": lambda: ErrorFeedback(TopK(4.0)),
 }
 MESSAGE = 3
+
+
+def test_the_page_has_these_numbers():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    table = page.partition("<!-- waits -->")[2].partition("<!-- end of waits -->")[0]
+    rows = dict(re.findall(r"^\| (.+) \| (\d+) \|$", table, re.MULTILINE))
+    assert {name: int(most) for name, most in rows.items()} == {
+        "forward and backward": 0,
+        **{f"a step: {name}": most for name, (_, most) in STEP.items()},
+        "a step: a compressor after the filter": MESSAGE,
+        "`.stats`": 1,
+    }
 
 
 def told(waits):
@@ -74,9 +91,10 @@ def test_a_step_waits_no_more_often_than_it_must(options, most, simulated):
         assert len(during) <= most, told(during)
 
 
-@pytest.mark.parametrize("layout", ["global", "layerwise"])
-def test_stats_wait_once(layout, simulated):
-    for _, _, after in steps(simulated, layout=layout):
+@pytest.mark.parametrize("name", [n for n in STEP if n != "a sketch"])
+def test_stats_wait_once(name, simulated):
+    options, _ = STEP[name]
+    for _, _, after in steps(simulated, **options):
         assert len(after) == 1, told(after)
 
 

@@ -14,6 +14,8 @@ import features  # noqa: E402
 import matrix  # noqa: E402
 import support_table  # noqa: E402
 
+if not support_table.RESULTS.exists():
+    pytest.skip("make matrix has not been run", allow_module_level=True)
 RESULTS = json.loads(support_table.RESULTS.read_text())
 ENVIRONMENTS = RESULTS["environments"]
 

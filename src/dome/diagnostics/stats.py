@@ -84,11 +84,11 @@ def collect_stats(
         asked |= {"before": norms[0], "after": norms[1]}
     if updates:
         asked |= _sums_over_blocks(updates)
-    asked |= {
-        f"rank {i}": update.effective_rank
-        for i, update in enumerate(t.last_update for t in trackers)
-        if update is not None and update.effective_rank is not None
-    }
+    for i, update in enumerate(t.last_update for t in trackers):
+        if update is not None and update.effective_rank is not None:
+            asked[f"rank {i}"] = update.effective_rank
+        if update is not None and update.orthogonality_error is not None:
+            asked[f"error {i}"] = update.orthogonality_error
     known = _numbers(asked)
     before, after = known.get("before", 1.0), known.get("after", 1.0)
     kept = after / before if before > 0 else 1.0
@@ -107,7 +107,11 @@ def collect_stats(
         ),
         drift=known.get("drift", math.nan),
         skipped_updates=max(t.num_skipped for t in trackers),
-        orthogonality_error=max(t.orthogonality_error for t in trackers),
+        orthogonality_error=max(
+            # Not get(), which would ask the device all the same.
+            known[name] if name in known else t.orthogonality_error  # noqa: SIM401
+            for name, t in ((f"error {i}", t) for i, t in enumerate(trackers))
+        ),
         seconds=seconds,
     )
 

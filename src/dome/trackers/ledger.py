@@ -35,7 +35,8 @@ class Ledger:
     @property
     def orthogonality_error(self) -> float:
         """Largest entry of |UᵀU − I| when it was last measured."""
-        return float(self._error)
+        self._error = float(self._error)  # the device is asked for it once
+        return self._error
 
     @property
     def newest(self) -> Update | None:
@@ -77,6 +78,9 @@ class Ledger:
                 mean_captured=coordinates.mean(dim=0).square().sum(),
                 mean_total=seen.mu2,
                 effective_rank=rank,
+                orthogonality_error=(
+                    self._error if isinstance(self._error, Tensor) else None
+                ),
             )
 
         self._newest = update

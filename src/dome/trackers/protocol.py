@@ -22,6 +22,7 @@ class Update:
         mean_total: ‖μ‖²; None where it is not known.
         effective_rank: How many of the directions the samples have determined, if known
             without asking.
+        orthogonality_error: Largest entry of |UᵀU − I|, where it is on the device too.
     """
 
     captured: Tensor
@@ -30,6 +31,7 @@ class Update:
     mean_captured: Tensor | None = None
     mean_total: Tensor | None = None
     effective_rank: Tensor | None = None
+    orthogonality_error: Tensor | None = None
 
 
 class Tracker(Protocol):
