@@ -71,6 +71,10 @@ INDEXING = frozenset(
 COPIES = frozenset(
     (aten._to_copy.default, aten.copy_.default, aten._foreach_copy_.default)
 )
+# Lengths of sequences are on the host for these, and so are the sizes that come of them.
+PACKING = frozenset(
+    (aten._pack_padded_sequence.default, aten._pack_padded_sequence_backward.default)
+)
 # A single number may stay on the host elsewhere; where tensors are joined it may not.
 JOINS = frozenset((aten.cat.default, aten.stack.default))
 
@@ -247,6 +251,8 @@ def _run(func: Operation, args: Sequence[Any], kwargs: Names) -> object:
     out = func(*_changed(DeviceTensor, _host, tuple(args)), **there)
     if not arrives:
         return out
+    if func is aten._pack_padded_sequence.default:
+        return DeviceTensor(out[0]), out[1]
     out = _changed(Tensor, DeviceTensor, out)
     if func is aten.scalar_tensor.default:
         out.constant = True
@@ -282,7 +288,7 @@ def _check(
     """Refuse what a real device refuses: tensors and generators of two places."""
     away = [t for t in tensors if not isinstance(t, DeviceTensor)]
     mixed = [t for t in away if t.dim() > 0 or func in JOINS]
-    if func not in COPIES and len(away) < len(tensors) and mixed:
+    if func not in COPIES | PACKING and len(away) < len(tensors) and mixed:
         shapes = ", ".join(str(tuple(t.shape)) for t in mixed)
         raise RuntimeError(f"{func} mixes {NAME} and cpu: {shapes} on the cpu")
     for value in values:

@@ -15,13 +15,13 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from features import ROWS, counted, outcomes_in, summed, test_paths
+from features import ROWS, counted, files_of, outcomes_in, summed
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "support.json"
@@ -50,7 +50,7 @@ error::DeprecationWarning:dome
 error::FutureWarning:dome
 """
 
-Counts = dict[str, int]
+Outcomes = dict[str, str]  # by test: passed, failed, skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,28 +125,50 @@ def passes(name: str, arguments: argparse.Namespace) -> bool:
     reports = arguments.folder / "reports"
     reports.mkdir(exist_ok=True)
 
-    def run(suite: str, paths: Sequence[str], marks: str) -> dict[str, str]:
+    def run(suite: str, paths: Sequence[str], marks: str, words: str = "") -> Outcomes:
         report = reports / f"{name}-{suite}.xml"
-        run_tests(python, paths, marks, report, arguments.processes)
-        return outcomes_in(report)
+        chosen_tests = ["-m", marks, "-k", words, f"--junitxml={report}", *paths]
+        return run_tests(python, chosen_tests, report, arguments.processes)
 
-    suites = {
-        suite: summed(run(suite, SUITES[suite], "not slow and not gpu"))
+    outcomes = {
+        suite: run(suite, SUITES[suite], "not slow and not gpu")
         for suite in chosen.suites
         if arguments.suite in (None, suite)
     }
-    found: dict[str, object] = {**versions(python), "suites": suites}
     if chosen.others == "development" and arguments.suite in (None, "features"):
-        plain = run("features", test_paths(ROOT, gpu=False), "not gpu")
-        on_gpu = run("gpu", test_paths(ROOT, gpu=True), "gpu")
-        found["features"] = {
-            row.name: counted(row, on_gpu if row.gpu else plain) for row in ROWS
-        }
-        suites = {**suites, "features": summed(plain), "gpu": summed(on_gpu)}
+        outcomes |= feature_outcomes(run)
+    suites = {suite: summed(found) for suite, found in outcomes.items()}
     print(name, json.dumps(suites), flush=True)
     if arguments.suite is None:
+        found = {**versions(python), "suites": suites}
+        if "gpu" in outcomes:
+            found["features"] = states(outcomes)
         write(name, found)
     return not any(result["failed"] for result in suites.values())
+
+
+def feature_outcomes(run: Callable[..., Outcomes]) -> dict[str, Outcomes]:
+    """What became of the tests of the rows of the support table."""
+    named = [row for row in ROWS if row.words and not row.gpu]
+    words = " or ".join(sorted({word for row in named for word in row.words}))
+    device = files_of((row for row in ROWS if row.gpu), ROOT)
+    return {
+        "features": run("features", files_of(named, ROOT), "not gpu", words),
+        "device": run("device", device, "not gpu"),
+        "gpu": run("gpu", device, "gpu"),
+    }
+
+
+def states(outcomes: dict[str, Outcomes]) -> dict[str, dict[str, dict[str, int]]]:
+    """For each row of the support table, what became of its tests."""
+    on_gpu = outcomes["gpu"]
+    plain = {
+        n: kind
+        for s, some in outcomes.items()
+        if s != "gpu"
+        for n, kind in some.items()
+    }
+    return {row.name: counted(row, on_gpu if row.gpu else plain) for row in ROWS}
 
 
 def built(name: str, interpreter: str, folder: Path, anew: bool) -> Path:
@@ -200,14 +222,13 @@ def requirements(chosen: Environment) -> list[str]:
 
 
 def run_tests(
-    python: Path, paths: Sequence[str], marks: str, report: Path, processes: int
-) -> None:
-    """Let pytest write what became of each test into a file."""
+    python: Path, tests: Sequence[str], report: Path, processes: int
+) -> Outcomes:
+    """Run some tests; what became of each of them."""
     report.unlink(missing_ok=True)
     command = [
         *(str(python), "-m", "pytest", "-n", str(processes), "--dist", "loadfile"),
-        *("-q", "-p", "no:cacheprovider", "-m", marks),
-        *("-o", f"filterwarnings={WARNINGS}", f"--junitxml={report}", *paths),
+        *("-q", "-p", "no:cacheprovider", "-o", f"filterwarnings={WARNINGS}", *tests),
     ]
     environment = {
         **os.environ,
@@ -215,6 +236,7 @@ def run_tests(
         "PYTHONPATH": str(ROOT / "src"),
     }
     subprocess.run(command, cwd=ROOT, env=environment, check=False)
+    return outcomes_in(report)
 
 
 def versions(python: Path) -> dict[str, object]:

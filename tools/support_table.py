@@ -80,9 +80,8 @@ def states(results: dict) -> Iterator[tuple[str, str, str]]:
 def where(row: Row) -> str:
     """Files and words by which the tests of a feature are found."""
     files = ", ".join(f"`{path}`" for path in row.paths) or "none"
-    # A bar would end the cell.
-    words = row.words.replace("|", "` or `")
-    return f"{files}: `{words}`" if words else files
+    words = " or ".join(f"`{word}`" for word in row.words)
+    return f"{files}: {words}" if words else files
 
 
 def succeeded(environment: dict, name: str) -> bool:

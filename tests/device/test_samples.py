@@ -5,6 +5,7 @@ import torch
 from device.agreement import assert_agree, moved
 from samples.loop import sum_loss, tensors_in
 from samples.models import built
+from samples.rules.cases_indexing import INDEXING
 from samples.rules.cases_layers import LAYERS
 from samples.rules.cases_parameters import PARAMETERS
 from samples.rules.cases_sequences import SEQUENCES, TIME_FIRST
@@ -12,7 +13,10 @@ from samples.rules.cases_sequences import SEQUENCES, TIME_FIRST
 import dome
 
 CASES = {
-    **{name: (make, 0) for name, make in {**LAYERS, **SEQUENCES, **PARAMETERS}.items()},
+    **{
+        name: (make, 0)
+        for name, make in {**LAYERS, **SEQUENCES, **PARAMETERS, **INDEXING}.items()
+    },
     **{f"{name}, time first": (make, 1) for name, make in TIME_FIRST.items()},
 }
 # Their forward makes a tensor without saying where.
@@ -21,6 +25,9 @@ MAKES_TENSORS = (
     "repeated class token",
     "assigned",
     "own recurrence from zeros",
+    "last word by index",
+    "words behind a mask",
+    "experts into zeros",
 )
 
 
@@ -70,8 +77,12 @@ def test_samples_of_every_rule_are_those_of_the_cpu(name, device):
             module.options = moved(module.options, device.name)
     expected = captured(here, inputs, batch_dim)
     lost = name in MAKES_TENSORS
+    # Lengths of packed sequences stay on the host, whatever the device.
+    there_inputs = moved(inputs, device.name)
+    if name.startswith("packed"):
+        there_inputs = [there_inputs[0], *inputs[1:]]
     with torch.device(device.name) if lost else contextlib.nullcontext():
-        found = captured(there, moved(inputs, device.name), batch_dim)
+        found = captured(there, there_inputs, batch_dim)
     assert len(expected["samples"]) == 1
     assert_agree(found, expected, torch.float64)
 
