@@ -71,7 +71,7 @@ INDEXING = frozenset(
 COPIES = frozenset(
     (aten._to_copy.default, aten.copy_.default, aten._foreach_copy_.default)
 )
-# Lengths of sequences are on the host for these, and so are the sizes that come of them.
+# Lengths of sequences are on the host here, and so are the sizes that come of them.
 PACKING = frozenset(
     (aten._pack_padded_sequence.default, aten._pack_padded_sequence_backward.default)
 )
