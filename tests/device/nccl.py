@@ -12,14 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 import dome.distributed
 
 
-def nccl_worker(worker, port, results):
+def nccl_worker(worker, port, results, backend="nccl"):
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    place = f"cuda:{worker % torch.cuda.device_count()}"
-    torch.cuda.set_device(place)
-    dist.init_process_group("nccl", rank=worker, world_size=2)
-    model = DistributedDataParallel(
-        small_classifier().to(place), device_ids=[torch.device(place).index]
-    )
+    place, ids = "cpu", None  # with gloo, to try this program without a GPU
+    if backend == "nccl":
+        ids = [worker % torch.cuda.device_count()]
+        place = f"cuda:{ids[0]}"
+        torch.cuda.set_device(place)
+    dist.init_process_group(backend, rank=worker, world_size=2)
+    model = DistributedDataParallel(small_classifier().to(place), device_ids=ids)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     dome.distributed.attach(model, optimizer, 4, tracker="svd")
     for x, y in seeded_batches(3, torch.float64):

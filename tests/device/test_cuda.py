@@ -15,6 +15,8 @@ import dome
 # What CUDA's products need to give the same bits again.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+KIND = PLACE = "cuda"  # test_dry_run.py puts the simulated device here
+
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -32,10 +34,10 @@ def waiting_is_an_error():
 
 
 def test_forward_and_backward_do_not_wait():
-    model, optimizer, _ = attached("cuda")
+    model, optimizer, _ = attached(PLACE)
     train(model, optimizer, seeded_batches(2))
     ((x, y),) = seeded_batches(1)
-    x, y = x.cuda(), y.cuda()
+    x, y = x.to(PLACE), y.to(PLACE)
     optimizer.zero_grad()
     with waiting_is_an_error():
         cross_entropy(model(x), y).backward()
@@ -45,11 +47,11 @@ def test_forward_and_backward_do_not_wait():
     "options", [{}, {"layout": "layerwise"}], ids=["one", "layers"]
 )
 def test_a_step_waits_as_often_as_on_the_simulated_device(options):
-    model, optimizer, _ = attached("cuda", **options)
+    model, optimizer, _ = attached(PLACE, **options)
     train(model, optimizer, seeded_batches(2))
     ((x, y),) = seeded_batches(1)
     optimizer.zero_grad()
-    cross_entropy(model(x.cuda()), y.cuda()).backward()
+    cross_entropy(model(x.to(PLACE)), y.to(PLACE)).backward()
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with pytest.warns(UserWarning, match="synchroniz") as caught:
@@ -62,12 +64,12 @@ def test_a_step_waits_as_often_as_on_the_simulated_device(options):
 
 def wide():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 10)).cuda()
+    return nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 10)).to(PLACE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_peak_memory_is_what_the_plan_says(dtype):
-    x, y = torch.randn(32, 512).cuda(), torch.randint(10, (32,)).cuda()
+    x, y = torch.randn(32, 512).to(PLACE), torch.randint(10, (32,)).to(PLACE)
 
     def peak(filtered):
         model = wide()
@@ -99,7 +101,7 @@ def test_a_run_resumes_bit_for_bit(options, tmp_path):
     torch.use_deterministic_algorithms(True)
     try:
         data = seeded_batches(6)
-        model, optimizer, grad_filter = attached("cuda", **options)
+        model, optimizer, grad_filter = attached(PLACE, **options)
         train(model, optimizer, data[:3])
         torch.save(
             [model.state_dict(), optimizer.state_dict(), grad_filter.state_dict()],
@@ -107,7 +109,7 @@ def test_a_run_resumes_bit_for_bit(options, tmp_path):
         )
         train(model, optimizer, data[3:])
         saved = torch.load(tmp_path / "run.pt", weights_only=True)
-        again, again_optimizer, again_filter = attached("cuda", **options)
+        again, again_optimizer, again_filter = attached(PLACE, **options)
         for part, state in zip(
             (again, again_optimizer, again_filter), saved, strict=True
         ):
@@ -121,12 +123,12 @@ def test_a_run_resumes_bit_for_bit(options, tmp_path):
 def test_autocast_with_a_scaler_trains_as_without():
     found = []
     for factor in (1.0, 2.0**12):
-        scaler = torch.amp.GradScaler("cuda", init_scale=factor, growth_interval=1000)
-        model, optimizer, grad_filter = attached("cuda", scaler=scaler)
+        scaler = torch.amp.GradScaler(KIND, init_scale=factor, growth_interval=1000)
+        model, optimizer, grad_filter = attached(PLACE, scaler=scaler)
         for x, y in seeded_batches(4):
             optimizer.zero_grad()
-            with torch.autocast("cuda", dtype=torch.float16):
-                loss = cross_entropy(model(x.cuda()), y.cuda())
+            with torch.autocast(KIND, dtype=torch.float16):
+                loss = cross_entropy(model(x.to(PLACE)), y.to(PLACE))
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             scaler.step(optimizer)
@@ -139,12 +141,12 @@ def test_autocast_with_a_scaler_trains_as_without():
 
 
 def test_a_step_that_the_scaler_skips_leaves_the_basis_alone():
-    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**12)
-    model, optimizer, grad_filter = attached("cuda", scaler=scaler)
+    scaler = torch.amp.GradScaler(KIND, init_scale=2.0**12)
+    model, optimizer, grad_filter = attached(PLACE, scaler=scaler)
     ((x, y),) = seeded_batches(1)
     x[0, 0] = float("inf")
     before = flat(model)
-    scaler.scale(cross_entropy(model(x.cuda()), y.cuda())).backward()
+    scaler.scale(cross_entropy(model(x.to(PLACE)), y.to(PLACE))).backward()
     scaler.step(optimizer)
     scaler.update()
     assert torch.equal(flat(model), before)
@@ -160,11 +162,15 @@ def free_port():
 def test_two_workers_over_nccl_train_as_one_process_with_the_whole_batch():
     if torch.cuda.device_count() < 2 and not os.environ.get("DOME_NCCL_ONE_GPU"):
         pytest.skip("nccl wants a device a worker; DOME_NCCL_ONE_GPU=1 tries with one")
+    two_workers_train_as_one("nccl")
+
+
+def two_workers_train_as_one(backend):
     context = torch.multiprocessing.get_context("spawn")
     with context.Manager() as manager:
         results, port = manager.dict(), free_port()
         workers = [
-            context.Process(target=nccl_worker, args=(worker, port, results))
+            context.Process(target=nccl_worker, args=(worker, port, results, backend))
             for worker in range(2)
         ]
         for process in workers:
@@ -181,7 +187,7 @@ def test_two_workers_over_nccl_train_as_one_process_with_the_whole_batch():
 
 def test_a_gpu_says_what_the_processor_says():
     found = []
-    for place in ("cuda", "cpu"):
+    for place in (PLACE, "cpu"):
         model, optimizer, grad_filter = attached(place, torch.float64)
         train(model, optimizer, seeded_batches(6, torch.float64))
         found.append(outcome(model, grad_filter))
