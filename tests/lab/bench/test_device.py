@@ -64,7 +64,7 @@ def test_the_clock_of_a_gpu_adds_what_lies_between_its_events(events):
 def test_work_on_a_gpu_is_measured_by_events_after_a_warm_up(events):
     ran = []
     variant = timing.Variant("a", lambda: ran.append(1), num_steps=2, num_warmup=3)
-    events.waits = [0.0] * 3 + [60.0] + [0.0] * 3  # what is timed takes 60 ms
+    events.waits = [0.0] * 4 + [60.0] + [0.0] * 3  # what is timed takes 60 ms
     rounds = timing.measure(
         [variant],
         timing.Pace(seconds=9, least=1, most=1),
