@@ -61,6 +61,8 @@ class Small:
 
     def answers(self, requests: Sequence["Small"]) -> list[tuple[Tensor, ...]]:
         """The results of several requests, computed as one batch."""
+        # Eigenvectors wait for the device, once for all of a kind: torch reads whether
+        # eigh has converged, and has no public way to leave that to later.
         if len(requests) == 1:
             return [self.function(*self.matrices, *self.options)]
         columns = zip(*(request.matrices for request in requests), strict=True)
@@ -83,7 +85,8 @@ class Ask:
     def answers(self, requests: Sequence["Ask"]) -> list[list[float]]:
         """The numbers of several requests, read at once."""
         scalars = [s.to(torch.float64) for r in requests for s in r.scalars]
-        # The only place where a tracker waits for its device.
+        # Here a tracker waits for its device: what Python does next depends on
+        # whether the samples are finite and what became of the basis.
         flat = iter(torch.stack(scalars).tolist())
         return [[next(flat) for _ in request.scalars] for request in requests]
 
