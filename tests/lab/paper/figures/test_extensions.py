@@ -3,11 +3,13 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from paper.figures.made import SCATTER, seeds
+import torch
+from paper.figures.made import RUN, SCATTER, seeds
 
 from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED
 from dome_lab.paper.drift import ANCHORS, LAGS
 from dome_lab.paper.figures import load_figure
+from dome_lab.paper.momentum import energy_share
 
 WIDE = (-0.4, 0.0, 0.4)
 
@@ -158,3 +160,24 @@ def test_pictures_are_drawn_of_made_rows(name):
     figure.draw_without_rendering()
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert len(legend) == len(set(legend)) == {"ext01": 4, "ext02": 2, "ext03": 4}[name]
+
+
+def test_an_average_is_judged_against_the_one_that_averages_less():
+    def shares(levels):
+        run = replace(RUN, removes="nothing")
+        return [
+            row | {"beta": beta, "share": level + 0.01 * row["seed"] * (1 + beta)}
+            for beta, level in zip((0.0, 0.9, 0.99), levels, strict=True)
+            for row in seeds(run)
+        ]
+
+    assert set(verdicts("ext08", shares((0.9, 0.6, 0.3))).values()) == {HOLDS}
+    found = verdicts("ext08", shares((0.5, 0.6, 0.3)))
+    assert found["less in the subspace than gradient: β = 0.9"] == FAILS
+    assert found["less in the subspace than β = 0.9: β = 0.99"] == HOLDS
+
+
+def test_energy_in_a_subspace_is_that_of_the_coordinates():
+    basis = torch.eye(3, dtype=torch.float64)[:, :2]
+    vector = torch.tensor([2.0, 0.0, 1.0], dtype=torch.float64)
+    assert energy_share(basis, vector) == pytest.approx(0.8)
