@@ -11,6 +11,7 @@ from reference import (
 )
 from streams import decaying_stream, low_rank_stream
 
+from dome.numerics import directions
 from dome.numerics.angles import largest_angle
 from dome.numerics.factors import (
     FactorBatch,
@@ -21,7 +22,6 @@ from dome.numerics.factors import (
     Use,
     Vectors,
 )
-from dome.trackers import low_rank
 from dome.trackers.low_rank import LowRankPower
 
 SHAPES = [torch.Size(s) for s in ((8, 6), (7,), (6, 3, 2, 2), (9, 5), (3, 4), (4,))]
@@ -29,13 +29,13 @@ DIM = sum(shape.numel() for shape in SHAPES)
 
 
 def written_out(tracker):
-    return torch.cat([piece.written_out() for piece in tracker._pieces.values()])
+    return tracker._U.written_out()
 
 
 @pytest.mark.parametrize("num_samples", [64, 9], ids=["B>k", "B near k"])
 def test_nothing_cut_is_algorithm_two(rng, monkeypatch, num_samples):
     # As thin products all the same: they must not lose anything where they need not.
-    monkeypatch.setattr(low_rank, "is_thin", lambda shape, _: len(shape) > 1)
+    monkeypatch.setattr(directions, "is_thin", lambda shape, _: len(shape) > 1)
     shapes = [torch.Size(s) for s in ((4, 6), (9, 4), (7,), (4, 2, 3))]
     dim = sum(shape.numel() for shape in shapes)
     tracker = LowRankPower(shapes, 6, 4, dtype=torch.float64)

@@ -8,7 +8,7 @@ right, is known by what it multiplies: l M and lᵀ C. So a convolution's patche
 one-hot vectors of words are never written down either.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
@@ -383,6 +383,6 @@ class FactorBatch:
         uses = {a: [Use(every, rows[:, a:b])] for a, b in pieces}
         return FactorBatch(len(rows), uses)
 
-    def of(self, start: int) -> Iterator[Use]:
+    def of(self, start: int) -> list[Use]:
         """What adds up to the samples of a parameter."""
-        return iter(self.uses.get(start, ()))
+        return self.uses.get(start, [])

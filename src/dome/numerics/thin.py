@@ -1,26 +1,27 @@
-"""Directions that are stored parameter by parameter, as thin products or as columns.
+"""Directions of one weight matrix, as products of two thin matrices.
 
-Shapes: K directions, r their rank in a weight (n, m). Direction j is P_j Q_jᵀ there,
-P_j (n, r) and Q_j (m, r), kept side by side: P (n, K r) and Q (m, K r). So products
-with all directions are single products with P or Q. A parameter with min(n, m) ≤ r, as
-biases and norms are, keeps its columns U (n m, K), which take no more room.
+Shapes: K directions of rank r in a weight (n, m). Direction j is P_j Q_jᵀ, P_j (n, r)
+and Q_j (m, r), kept side by side: P (n, K r) and Q (m, K r). So products with all
+directions are single products with P or Q.
 
-Both kinds can be replaced by the combination U C + Gᵀ M of directions and samples, of
-which a thin one keeps the part that one step of a power iteration finds:
+They can be replaced by the combination Y = U C + Gᵀ M of directions and samples, of
+which each column keeps what one step of a power iteration finds:
 
     P ← orth(Y_j Q_j),   Q ← Y_jᵀ P,   Y_j = Σ_i C_ij P_i Q_iᵀ + Σ_b M_bj G_b
 
-(Vogels et al., PowerSGD, 2019). Y_j is never formed, except where samples are rows.
+(Vogels et al., PowerSGD, 2019). Y_j is formed only where samples are rows, which they
+are of small weights.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
 from torch import Tensor
 
 from dome.numerics.factors import Product, Use
+from dome.numerics.orthonormal import inverse_cholesky
 
 
 def is_thin(shape: Sequence[int], rank: int) -> bool:
@@ -29,59 +30,41 @@ def is_thin(shape: Sequence[int], rank: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
-    """K directions of a parameter as they are.
+class Spread:
+    """What all weights need of C (K, K) and M (B, K), made once.
 
     Attributes:
-        U: Shape (n, K).
+        C: As a matrix (K r, K r).
+        M: As a matrix (B, K r).
+        narrow: C and M as they are.
     """
 
-    U: Tensor
+    C: Tensor
+    M: Tensor
+    narrow: tuple[Tensor, Tensor]
 
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """What is stored, by name."""
-        return {"columns": self.U}
+    @staticmethod
+    def of(C: Tensor, M: Tensor, rank: int) -> "Spread":
+        """For directions of a rank."""
+        wide = C.repeat_interleave(rank, 0).repeat_interleave(rank, 1)
+        return Spread(wide, M.repeat_interleave(rank, 1), (C, M))
 
-    def coordinates(
-        self, uses: Iterable[Use], out: Tensor, kept: dict[int, Tensor]
-    ) -> None:
-        """Add G U to ``out`` (B, K)."""
-        del kept
-        for use in uses:
-            out[use.samples] += self._rows(use) @ self.U
 
-    def combination(self, M: Tensor, uses: Iterable[Use]) -> Tensor:
-        """Gᵀ M of M (B, K), shape (n, K)."""
-        total = torch.zeros_like(self.U)
-        for use in uses:
-            total += self._rows(use).T @ M[use.samples]
-        return total
+@dataclass(slots=True)
+class Kept:
+    """What products of one weight leave for those that follow in the same update.
 
-    def gram(self, other: "Columns") -> Tensor:
-        """Uᵀ W of other columns W, shape (K, K)."""
-        return self.U.T @ other.U
+    Attributes:
+        right: X Q of every use that is a product, in order.
+        written: The directions (K, n m), where a use is rows.
+        Y: Gᵀ M (K, n m) of the samples that are rows.
+        has_past: Whether U C is in Y too.
+    """
 
-    def dot(self, gradient: Tensor) -> Tensor:
-        """Uᵀ g, shape (K,)."""
-        return gradient.flatten() @ self.U
-
-    def remove_(self, gradient: Tensor, c: Tensor) -> None:
-        """Subtract U c from a gradient."""
-        gradient.sub_((self.U @ c).view_as(gradient))
-
-    def scaled(self, factors: Tensor) -> "Columns":
-        """Each direction times a number."""
-        return Columns(self.U * factors.to(self.U.dtype))
-
-    def written_out(self) -> Tensor:
-        """Shape (n, K)."""
-        return self.U
-
-    def _rows(self, use: Use) -> Tensor:
-        grads = use.grads
-        grads = grads.rows() if isinstance(grads, Product) else grads
-        return grads.flatten(1).to(self.U.dtype)
+    right: list[Tensor] = field(default_factory=list)
+    written: Tensor | None = None
+    Y: Tensor | None = None
+    has_past: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,127 +86,120 @@ class Thin:
         """r."""
         return self.P.shape[1] // self.num
 
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """What is stored, by name."""
-        return {"left": self.P, "right": self.Q}
-
-    def coordinates(
-        self, uses: Iterable[Use], out: Tensor, kept: dict[int, Tensor]
-    ) -> None:
-        """Add G U to ``out`` (B, K); right products are kept, by the use's identity.
+    def coordinates(self, uses: Sequence[Use], out: Tensor) -> Kept:
+        """Add G U to ``out`` (B, K).
 
         V_bj = Σ_t (l_tᵀ P_j)(Q_jᵀ r_t)
         """
+        kept = Kept()
         for use in uses:
-            if isinstance(use.grads, Product):
-                rQ = use.grads.right.times(self.Q)
-                both = (use.grads.left.times(self.P) * rQ).sum(1)
+            grads = use.grads
+            if isinstance(grads, Product):
+                rQ = grads.right.times(self.Q)
+                both = (grads.left.times(self.P) * rQ).sum(1)
                 out[use.samples] += both.unflatten(1, (self.num, -1)).sum(2)
-                kept[id(use)] = rQ
+                kept.right.append(rQ)
             else:
-                rows = use.grads.flatten(1).to(self.P.dtype)
-                out[use.samples] += rows @ self.written_out()
-
-    def of_rows(self, M: Tensor, uses: Iterable[Use]) -> Tensor | None:
-        """Σ_b M_bj G_b of samples that are rows, shape (K, n, m); None without any."""
-        total: Tensor | None = None
-        for use in uses:
-            if not isinstance(use.grads, Product):
-                rows = use.grads.flatten(1).to(self.P.dtype)
-                some = M[use.samples].T @ rows
-                total = some if total is None else total.add_(some)
-        shape = self.num, len(self.P), len(self.Q)
-        return None if total is None else total.view(shape)
+                if kept.written is None:
+                    kept.written = self.written_out()
+                out[use.samples] += self._rows(grads) @ kept.written.T
+        return kept
 
     def left_products(
-        self, M: Tensor, uses: Iterable[Use], kept: dict[int, Tensor], W: Tensor | None
+        self, uses: Sequence[Use], kept: Kept, spread: Spread, with_past: bool
     ) -> Tensor:
-        """Σ_b M_bj G_b Q_j for all j, shape (n, K r)."""
-        total = torch.zeros_like(self.P)
+        """Σ_b M_bj G_b Q_j for all j, shape (n, K r).
+
+        The past is left out, except ``with_past`` where samples are rows: there it is
+        added to Y, which then has it for the right products too.
+        """
+        total: Tensor | None = None
+        C, M = spread.narrow
         for use in uses:
-            if isinstance(use.grads, Product):
-                weighted = self._weighted(kept.pop(id(use)), M[use.samples])
-                total += use.grads.left.transposed_times(weighted)
-        if W is not None:
-            total += _side_by_side(W @ _apart(self.Q, self.num))
-        return total
+            grads = use.grads
+            if isinstance(grads, Product):
+                weights = spread.M[use.samples].unsqueeze(1)
+                some = grads.left.transposed_times(kept.right.pop(0) * weights)
+                total = some if total is None else total.add_(some)
+            elif kept.Y is None:
+                kept.Y = M[use.samples].T @ self._rows(grads)
+            else:
+                kept.Y.addmm_(M[use.samples].T, self._rows(grads))
+        if kept.Y is not None:
+            if with_past and kept.written is not None:
+                kept.Y.addmm_(C.T, kept.written)
+                kept.has_past = True
+            some = _side_by_side(self._matrices(kept.Y) @ _apart(self.Q, self.num))
+            total = some if total is None else total.add_(some)
+        return torch.zeros_like(self.P) if total is None else total
 
     def right_products(
-        self, P: Tensor, M: Tensor, uses: Iterable[Use], W: Tensor | None
+        self, P: Tensor, uses: Sequence[Use], kept: Kept, spread: Spread
     ) -> Tensor:
-        """Σ_b M_bj G_bᵀ P_j for all j, shape (m, K r)."""
-        total = torch.zeros_like(self.Q)
+        """Σ_b M_bj G_bᵀ P_j for all j, shape (m, K r): see ``left_products``."""
+        total: Tensor | None = None
         for use in uses:
             if isinstance(use.grads, Product):
-                weighted = self._weighted(use.grads.left.times(P), M[use.samples])
-                total += use.grads.right.transposed_times(weighted)
-        if W is not None:
-            total += _side_by_side(W.mT @ _apart(P, self.num))
-        return total
+                left, right = use.grads.left, use.grads.right
+                weights = spread.M[use.samples].unsqueeze(1)
+                some = right.transposed_times(left.times(P) * weights)
+                total = some if total is None else total.add_(some)
+        if kept.Y is not None:
+            some = _side_by_side(self._matrices(kept.Y).mT @ _apart(P, self.num))
+            total = some if total is None else total.add_(some)
+        return torch.zeros_like(self.Q) if total is None else total
 
-    def past_left(self, C: Tensor) -> Tensor:
+    def past_left(self, spread: Spread) -> Tensor:
         """Σ_i C_ij P_i Q_iᵀ Q_j for all j, shape (n, K r)."""
-        return self.P @ (self.Q.T @ self.Q * self._spread(C))
+        return self.P @ (self.Q.T @ self.Q).mul_(spread.C)
 
-    def past_right(self, C: Tensor, P: Tensor) -> Tensor:
+    def past_right(self, P: Tensor, spread: Spread) -> Tensor:
         """Σ_i C_ij Q_i P_iᵀ P'_j for all j, shape (m, K r)."""
-        return self.Q @ (self.P.T @ P * self._spread(C))
+        return self.Q @ (self.P.T @ P).mul_(spread.C)
 
     def gram(self, other: "Thin") -> Tensor:
         """u_iᵀ w_j = tr (P_iᵀ P'_j)(Q'_jᵀ Q_i) of other directions w, shape (K, K)."""
-        both = (self.P.T @ other.P) * (self.Q.T @ other.Q)
+        both = (self.P.T @ other.P).mul_(self.Q.T @ other.Q)
         return both.view(self.num, self.rank, self.num, self.rank).sum((1, 3))
 
     def dot(self, gradient: Tensor) -> Tensor:
         """tr P_jᵀ g Q_j, shape (K,)."""
-        g = gradient.flatten(1)
-        return ((g @ self.Q) * self.P).sum(0).view(self.num, -1).sum(1)
+        products = gradient.flatten(1) @ self.Q
+        return products.mul_(self.P).sum(0).view(self.num, -1).sum(1)
 
-    def remove_(self, gradient: Tensor, c: Tensor) -> None:
-        """Subtract Σ_j c_j P_j Q_jᵀ from a gradient."""
-        weights = c.repeat_interleave(self.rank)
+    def remove_(self, gradient: Tensor, wide: Tensor) -> None:
+        """Subtract Σ_j c_j P_j Q_jᵀ from a gradient, of c each r times (K r,)."""
         if gradient.is_contiguous():
-            gradient.flatten(1).addmm_(self.P * weights, self.Q.T, alpha=-1)
+            gradient.flatten(1).addmm_(self.P * wide, self.Q.T, alpha=-1)
         else:
-            gradient.sub_(((self.P * weights) @ self.Q.T).view_as(gradient))
-
-    def scaled(self, factors: Tensor) -> "Thin":
-        """Each direction times a number."""
-        wide = factors.to(self.Q.dtype).repeat_interleave(self.rank)
-        return Thin(self.P, self.Q * wide, self.num)
+            gradient.sub_(((self.P * wide) @ self.Q.T).view_as(gradient))
 
     def written_out(self) -> Tensor:
-        """Shape (n m, K)."""
+        """Shape (K, n m)."""
         P, Q = _apart(self.P, self.num), _apart(self.Q, self.num)
-        return (P @ Q.mT).flatten(1).T
+        return (P @ Q.mT).flatten(1)
 
-    def _weighted(self, products: Tensor, M: Tensor) -> Tensor:
-        """Products (B, T, K r) of each sample times its M_bj."""
-        return products * M.repeat_interleave(self.rank, dim=1).unsqueeze(1)
+    def _rows(self, grads: Tensor) -> Tensor:
+        return grads.flatten(1).to(self.P.dtype)
 
-    def _spread(self, C: Tensor) -> Tensor:
-        """C (K, K) as a matrix (K r, K r)."""
-        return C.repeat_interleave(self.rank, 0).repeat_interleave(self.rank, 1)
+    def _matrices(self, Y: Tensor) -> Tensor:
+        return Y.view(self.num, len(self.P), len(self.Q))
 
 
-def own_grams(X: Tensor, num: int) -> Tensor:
-    """X_jᵀ X_j of the X_j (n, r) that lie side by side in X (n, K r), (K, r, r)."""
-    apart = _apart(X, num)
-    return (apart.mT @ apart).double()
-
-
-def orthonormal_turns(grams: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+def orthonormal_turns(grams: Tensor, floor: float) -> tuple[Tensor, bool]:
     """What makes columns with these Gram matrices (..., r, r) orthonormal.
 
     Args:
         grams: In float64.
-        floor: Least eigenvalue, after columns were given one length, of a direction.
+        floor: Least share of itself, squared, that a column must have of its own.
 
     Returns:
         Matrices (..., r, r), zero in the first columns where there are fewer than r
-        directions, and how many such columns there are in all.
+        directions, and whether there are such columns.
     """
+    turns, own = inverse_cholesky(grams)
+    if bool((own > floor).all()):
+        return turns, False
     squares = grams.diagonal(dim1=-2, dim2=-1)
     lengths = torch.where(squares > 0, squares, 1.0).sqrt()
     unit = grams / lengths.unsqueeze(-2) / lengths.unsqueeze(-1)
@@ -231,24 +207,41 @@ def orthonormal_turns(grams: Tensor, floor: float) -> tuple[Tensor, Tensor]:
     counts = values > floor
     roots = torch.where(counts, values, torch.inf).rsqrt()
     turns = vectors * roots.unsqueeze(-2) / lengths.unsqueeze(-1)
-    return turns, (~counts).sum()
+    return turns, bool((~counts).any())
 
 
-def turned(X: Tensor, turns: Tensor) -> Tensor:
-    """Each X_j times its own matrix (K, r, r), side by side, shape (n, K r)."""
-    return _side_by_side(_apart(X, len(turns)) @ turns.to(X.dtype))
+def orthonormal(
+    stacks: Sequence[Tensor], num: int, floor: float, seed: int
+) -> list[Tensor]:
+    """Orthonormal columns with the span of each X_j of each weight.
 
-
-def filled(P: Tensor, num: int, floor: float, generator: torch.Generator) -> Tensor:
-    """Orthonormal P_j with random directions in place of zero columns.
-
-    They are not in Y_j, so that nothing is lost; and Y_jᵀ P finds what Y_j has there
-    once it has more directions than it had.
+    Args:
+        stacks: For each weight, the X_j (n, r) side by side, shape (n, K r).
+        num: K.
+        floor: See ``orthonormal_turns``.
+        seed: Of the random directions that fill up an X_j with fewer than r. They are
+            not in Y_j, so that nothing is lost, and Y_jᵀ P finds what Y_j has there
+            once it has more directions than it had.
     """
-    noise = torch.randn(
-        P.shape, generator=generator, dtype=P.dtype, device=P.device
-    ) * (P == 0).all(0)
-    apart, noise = _apart(P, num), _apart(noise, num)
+    if not stacks:
+        return []
+    aparts = [_apart(X, num) for X in stacks]
+    grams = torch.stack([apart.mT @ apart for apart in aparts]).double()
+    turns, has_open = orthonormal_turns(grams.nan_to_num_(0.0, 0.0, 0.0), floor)
+    turns = turns.to(stacks[0].dtype)
+    found = [
+        _side_by_side(apart @ turn) for apart, turn in zip(aparts, turns, strict=True)
+    ]
+    if not has_open:
+        return found
+    generator = torch.Generator(stacks[0].device).manual_seed(seed)
+    return [_filled(P, num, floor, generator) for P in found]
+
+
+def _filled(P: Tensor, num: int, floor: float, generator: torch.Generator) -> Tensor:
+    """Orthonormal P_j with random directions in place of zero columns."""
+    noise = torch.randn(P.shape, generator=generator, dtype=P.dtype, device=P.device)
+    apart, noise = _apart(P, num), _apart(noise * (P == 0).all(0), num)
     for _ in range(2):  # the second sweep removes what rounding left of the first
         noise = noise - apart @ (apart.mT @ noise)
     turns, _ = orthonormal_turns((noise.mT @ noise).double(), floor)

@@ -1,0 +1,270 @@
+"""K directions of a whole model: thin in its weight matrices, as they are elsewhere.
+
+Shapes: U (D, K), which is never formed; G (B, D) samples, parameter by parameter. A
+parameter with min(n, m) ≤ r, as biases and norms are, has ordinary columns, which take
+no more room there; those of all such parameters lie in one matrix (n', K).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dome.numerics.factors import FactorBatch, Product
+from dome.numerics.shard import Total, alone
+from dome.numerics.thin import Kept, Spread, Thin, is_thin, orthonormal
+
+# Squared share that one of r columns must have of its own to be a direction.
+FLOOR = {torch.float32: 1e-9, torch.float64: 1e-18}
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Where parameters lie in the flat gradient, and which of them are thin.
+
+    Attributes:
+        thin: First column and shape (n, m) of each weight with thin directions.
+        plain: First column and shape of each other parameter.
+        dim: D.
+        rank: r.
+    """
+
+    thin: dict[int, torch.Size]
+    plain: dict[int, torch.Size]
+    dim: int
+    rank: int
+
+    @staticmethod
+    def of(shapes: Sequence[Sequence[int]], rank: int) -> "Shapes":
+        """Of parameters in the order of the flat gradient."""
+        thin: dict[int, torch.Size] = {}
+        plain: dict[int, torch.Size] = {}
+        start = 0
+        for sizes in shapes:
+            shape = torch.Size(sizes)
+            (thin if is_thin(shape, rank) else plain)[start] = shape
+            start += shape.numel()
+        return Shapes(thin, plain, start, rank)
+
+    def columns(self) -> list[tuple[int, int]]:
+        """First column of each parameter and the one behind its last, in order."""
+        both = self.thin | self.plain
+        return [(start, start + both[start].numel()) for start in sorted(both)]
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """What a batch has in common with directions, and what is kept for ``cut``.
+
+    Attributes:
+        GU: Shape (B, K).
+        kept: Of each weight.
+        rows: Samples of the plain parameters, shape (B, n').
+    """
+
+    GU: Tensor
+    kept: dict[int, Kept]
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """K directions.
+
+    Attributes:
+        shapes: Of the parameters.
+        thin: In weight matrices, by their first column.
+        plain: In the other parameters, shape (n', K).
+    """
+
+    shapes: Shapes
+    thin: dict[int, Thin]
+    plain: Tensor
+
+    @staticmethod
+    def random(
+        shapes: Shapes, num: int, generator: torch.Generator, dtype: torch.dtype
+    ) -> "Directions":
+        """Random directions, of length one or nearly."""
+        r, D = shapes.rank, shapes.dim
+
+        def noise(rows: int, width: int, scale: float) -> Tensor:
+            device = generator.device
+            drawn = torch.randn(
+                (rows, width), generator=generator, dtype=dtype, device=device
+            )
+            return drawn.mul_(scale)
+
+        thin = {}
+        for start, shape in shapes.thin.items():
+            P = noise(shape[0], num * r, 1.0)
+            Q = noise(shape[1:].numel(), num * r, (r * D) ** -0.5)
+            thin[start] = Thin(P, Q, num)
+        rows = sum(shape.numel() for shape in shapes.plain.values())
+        return Directions(shapes, thin, noise(rows, num, D**-0.5))
+
+    @property
+    def num(self) -> int:
+        """K."""
+        return self.plain.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is stored."""
+        return self.plain.dtype
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What is stored, by name."""
+        stored = {"plain": self.plain}
+        for i, thin in enumerate(self.thin.values()):
+            stored |= {f"left_{i}": thin.P, f"right_{i}": thin.Q}
+        return stored
+
+    def with_tensors(self, stored: Mapping[str, Tensor]) -> "Directions":
+        """Directions of the same shapes from what was stored."""
+        thin = {
+            start: Thin(
+                stored[f"left_{i}"].to(old.P, copy=True),
+                stored[f"right_{i}"].to(old.Q, copy=True),
+                old.num,
+            )
+            for i, (start, old) in enumerate(self.thin.items())
+        }
+        return Directions(self.shapes, thin, stored["plain"].to(self.plain, copy=True))
+
+    def products(self, batch: FactorBatch) -> Products:
+        """G U, and what is needed of it again."""
+        rows = self._rows(batch)
+        GU = rows @ self.plain
+        kept = {
+            start: thin.coordinates(batch.of(start), GU)
+            for start, thin in self.thin.items()
+        }
+        return Products(GU, kept, rows)
+
+    def cut(
+        self,
+        batch: FactorBatch,
+        seen: Products,
+        C: Tensor,
+        M: Tensor,
+        seed: int,
+        total: Total,
+    ) -> "Directions":
+        """U C + Gᵀ M, of which each column keeps rank r in every weight.
+
+        Args:
+            batch: The samples.
+            seen: Their products with these directions.
+            C: Shape (K, K).
+            M: Shape (B, K).
+            seed: Of random directions in weights where a column has fewer than r.
+            total: Adds up tensors over workers with samples of their own.
+        """
+        is_alone = total is alone
+        spread = Spread.of(C.to(self.dtype), M.to(self.dtype), self.shapes.rank)
+        C, M = spread.narrow
+        uses = {start: batch.of(start) for start in self.thin}
+        lefts = total(
+            *(
+                thin.left_products(uses[s], seen.kept[s], spread, is_alone)
+                for s, thin in self.thin.items()
+            ),
+            seen.rows.T @ M,
+        )
+        stacks = [
+            X if seen.kept[s].has_past else X + thin.past_left(spread)
+            for (s, thin), X in zip(self.thin.items(), lefts[:-1], strict=True)
+        ]
+        Ps = orthonormal(stacks, self.num, FLOOR[self.dtype], seed)
+        rights = total(
+            *(
+                thin.right_products(P, uses[s], seen.kept[s], spread)
+                for (s, thin), P in zip(self.thin.items(), Ps, strict=True)
+            )
+        )
+        new = {}
+        for (s, thin), P, Q in zip(self.thin.items(), Ps, rights, strict=True):
+            whole = Q if seen.kept[s].has_past else Q + thin.past_right(P, spread)
+            new[s] = Thin(P, whole, self.num)
+        return Directions(self.shapes, new, lefts[-1] + self.plain @ C)
+
+    def gram(self, other: "Directions") -> Tensor:
+        """Uᵀ W of other directions, float64, shape (K, K)."""
+        grams = [thin.gram(other.thin[s]) for s, thin in self.thin.items()]
+        return torch.stack([*grams, self.plain.T @ other.plain]).double().sum(0)
+
+    def scaled(self, factors: Tensor) -> "Directions":
+        """Each direction times a number."""
+        factors = factors.to(self.dtype)
+        wide = factors.repeat_interleave(self.shapes.rank)
+        thin = {s: Thin(t.P, t.Q * wide, t.num) for s, t in self.thin.items()}
+        return Directions(self.shapes, thin, self.plain * factors)
+
+    def replaced(self, mask: Tensor, others: "Directions") -> "Directions":
+        """Those of other directions in place of some."""
+        wide = mask.repeat_interleave(self.shapes.rank)
+
+        def choose(own: Thin, other: Thin) -> Thin:
+            P, Q = torch.where(wide, other.P, own.P), torch.where(wide, other.Q, own.Q)
+            return Thin(P, Q, own.num)
+
+        thin = {s: choose(t, others.thin[s]) for s, t in self.thin.items()}
+        plain = torch.where(mask, others.plain, self.plain)
+        return Directions(self.shapes, thin, plain)
+
+    def dot(self, grads: Mapping[int, Tensor]) -> Tensor:
+        """Uᵀ g of a gradient, parameter by parameter, float64, shape (K,)."""
+        dots = [t.dot(grads[s]) for s, t in self.thin.items() if s in grads]
+        if self.shapes.plain:
+            flat = [
+                grads[s].flatten()
+                if s in grads
+                else self.plain.new_zeros(shape.numel())
+                for s, shape in self.shapes.plain.items()
+            ]
+            dots.append(torch.cat(flat) @ self.plain)
+        return torch.stack(dots).double().sum(0)
+
+    def remove_(self, grads: Mapping[int, Tensor], c: Tensor) -> None:
+        """Subtract U c from a gradient, parameter by parameter."""
+        c = c.to(self.dtype)
+        wide = c.repeat_interleave(self.shapes.rank)
+        for s, thin in self.thin.items():
+            if s in grads:
+                thin.remove_(grads[s], wide)
+        removed = iter((self.plain @ c).split(self._plain_sizes))
+        for s, part in zip(self.shapes.plain, removed, strict=True):
+            if s in grads:
+                grads[s].sub_(part.view_as(grads[s]))
+
+    def written_out(self) -> Tensor:
+        """U after all, shape (D, K)."""
+        parts = {s: thin.written_out().T for s, thin in self.thin.items()}
+        plain = self.plain.split(self._plain_sizes)
+        parts |= dict(zip(self.shapes.plain, plain, strict=True))
+        return torch.cat([parts[start] for start in sorted(parts)])
+
+    @property
+    def _plain_sizes(self) -> list[int]:
+        return [shape.numel() for shape in self.shapes.plain.values()]
+
+    def _rows(self, batch: FactorBatch) -> Tensor:
+        """Samples of the plain parameters, shape (B, n')."""
+        B = len(batch)
+        parts = []
+        for start, shape in self.shapes.plain.items():
+            uses = batch.of(start)
+            whole = len(uses) == 1 and uses[0].samples == slice(0, B)
+            if whole and isinstance(uses[0].grads, Tensor):
+                parts.append(uses[0].grads.flatten(1).to(self.dtype))
+                continue
+            rows = self.plain.new_zeros(B, shape.numel())
+            for use in uses:
+                grads = use.grads
+                grads = grads.rows() if isinstance(grads, Product) else grads
+                rows[use.samples] += grads.flatten(1)
+            parts.append(rows)
+        return torch.cat(parts, 1) if parts else self.plain.new_zeros(B, 0)
