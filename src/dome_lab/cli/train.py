@@ -97,6 +97,10 @@ def command(
     oversample: Annotated[
         int, typer.Option(help="Directions tracked beyond those removed.")
     ] = 0,
+    direction_rank: Annotated[
+        int | None,
+        typer.Option(help="Rank of a direction in each weight; as it is by default."),
+    ] = None,
     data_dir: DataDir = None,
     out: Annotated[
         Path | None, typer.Option(help="File (JSON lines) to add the rows to.")
@@ -143,6 +147,7 @@ def command(
                 update_every=update_every,
                 layout=layout,
                 oversample=oversample,
+                direction_rank=direction_rank,
             )
         _check_file(out)
         with working():

@@ -76,7 +76,7 @@ class Arm:
         Returns:
             The norm of what is compressed (or of what goes on, without compression)
             over ‖g‖, and the captured fraction of this batch: None without a tracker,
-            or if this batch did not enter the basis.
+            or if this batch did not enter the basis; nor with ``direction_rank``.
         """
         with warnings.catch_warnings():
             # A run that diverges says so in its rows.
@@ -90,6 +90,7 @@ class Arm:
         updated = (stats.step - 1) % self._run.update_every == 0
         skipped, self._num_skipped = self._num_skipped, stats.skipped_updates
         has_fraction = updated and stats.skipped_updates == skipped
+        has_fraction = has_fraction and self._run.direction_rank is None
         return kept, stats.fraction if has_fraction else None
 
     @property
@@ -195,5 +196,6 @@ def _options(run: Run) -> dict[str, Any]:
         "update_every": run.update_every,
         "layout": run.layout,
         "oversample": run.oversample,
+        "direction_rank": run.direction_rank,
         "generator": generator(run.seed, FIRST_BASIS),
     }

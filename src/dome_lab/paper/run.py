@@ -63,6 +63,7 @@ _AT_LEAST = {
     "rate": 1,
     "update_every": 1,
     "oversample": 0,
+    "direction_rank": 1,
     "epsilon": 0,
     "max_grad_norm": 0,
     "penalty": 0,
@@ -119,6 +120,7 @@ class Run:
             without noise.
         sample_norms: Without a rank: samples are summed up "normalised" to one norm, or
             "clipped" to the median norm.
+        direction_rank: Rank of every direction in each weight matrix; None: as it is.
     """
 
     task: str
@@ -151,6 +153,7 @@ class Run:
     sample_norms: str | None = None
     public_every: int = 10
     pretrain: int = 0
+    direction_rank: int | None = None
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -209,6 +212,8 @@ class Run:
             what.append("no tracker")
         else:
             what.append(f"rank {self.rank} removes {self.removes}")
+        if self.direction_rank is not None:
+            what.append(f"directions of rank {self.direction_rank}")
         if self.rate is not None:
             what.append(f"{self.compressor} at rate {self.rate:,.0f}")
         if self.epsilon is not None:

@@ -11,7 +11,14 @@ Settings = Mapping[str, object]
 RUN, MADE_BY = "run", "made_by"
 
 _FILTERS = ("rank", "removes", "tracker", "forget")
-ARM_FIELDS = (RUN, *_FILTERS, "update_every", "layout", "oversample")
+ARM_FIELDS = (
+    RUN,
+    *_FILTERS,
+    "update_every",
+    "layout",
+    "oversample",
+    "direction_rank",
+)
 NO_FILTER = "no filter"
 _KEPT = {
     "span": "filter",
@@ -30,6 +37,7 @@ _WORDS = {
     "tracker": "tracker {}",
     "layout": "{}",
     "oversample": "oversample {}",
+    "direction_rank": "directions of rank {}",
     MADE_BY: "{}",
 }
 

@@ -188,3 +188,15 @@ def test_the_hessian_arm_without_samples_is_refused(model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     with pytest.raises(ValueError, match="needs a task"):
         Arm(model, optimizer, replace(RUN, removes="hessian"))
+
+
+def test_directions_of_low_rank_are_filtered_and_have_no_fraction(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    arm = Arm(model, optimizer, replace(RUN, direction_rank=1))
+    for x, y in batches(2):
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        kept, fraction = arm.step()
+    assert 0 < kept < 1
+    assert fraction is None
+    arm.detach()
