@@ -5,7 +5,7 @@ and what happens without it; the other rooms use them under the names given here
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -31,6 +31,7 @@ __all__ = [
     "AnyBatchNorm",
     "AnyInstanceNorm",
     "TorchDispatchMode",
+    "checkpoint_arguments",
     "checkpoint_frame",
     "communication_hook",
     "copy_all_",
@@ -39,6 +40,8 @@ __all__ = [
     "flattened",
     "fused",
     "hook_first",
+    "in_checkpoint_recomputation",
+    "in_reentrant_checkpoint",
     "is_compiled",
     "norms_of",
     "not_a_view",
@@ -144,9 +147,17 @@ def raising_if_differentiated(
 
 def not_a_view(t: Tensor) -> Tensor:
     """The same memory as a tensor that autograd does not know as a view."""
-    # What torch's own matmul returns: 2.6 to 2.15; a copy is the way without it.
+    # What torch's own matmul returns: 2.6 to 2.15; a copy is the way without it, and
+    # where a mode may have kept the product (selective checkpointing does), which a
+    # later operation in place would change behind its back.
     plain = getattr(torch.ops.aten, "_unsafe_view", None)
-    return t if not t._is_view() else t.clone() if plain is None else plain(t, t.shape)
+    num_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    if not t._is_view():
+        return t
+    if plain is None or num_modes is None or num_modes():
+        return t.clone()
+    same: Tensor = plain(t, t.shape)
+    return same
 
 
 def schema_arguments(name: str) -> list[list[tuple[str, str, Any]]]:
@@ -211,28 +222,88 @@ def checkpoint_frame() -> Any | None:  # noqa: ANN401 (a class of torch that is 
     """The innermost activation checkpoint that what runs now is part of, or None.
 
     It is a ``_CheckpointFrame`` of ``torch.utils.checkpoint``, whose ``recompute_fn``
-    computes the region again in backward().
+    computes the region again in backward(); the reentrant kind has none.
     """
     if _top_hooks is None:
-        return _checkpoint_frame_on_stack(sys._getframe(1))
+        return _checkpoint_frame_on_stack()
     # 2.7 to 2.15: the hook that packs what is saved closes over the frame.
     hooks = _top_hooks(True)
-    if hooks is None or not hooks[0].__qualname__.startswith("_checkpoint_hook"):
+    if hooks is None or getattr(hooks[0], "__module__", "") != checkpoint.__name__:
         return None
-    cells = (cell.cell_contents for cell in hooks[0].__closure__ or ())
-    return next((f for f in cells if isinstance(f, checkpoint._CheckpointFrame)), None)
+    owner = hooks[0].__qualname__.partition(".")[0]
+    if owner == "_recomputation_hook":
+        return None
+    for cell in hooks[0].__closure__ or ():
+        if isinstance(cell.cell_contents, checkpoint._CheckpointFrame):
+            return cell.cell_contents
+    raise _unknown_checkpoint()
 
 
-def _checkpoint_frame_on_stack(frame: FrameType | None) -> Any | None:  # noqa: ANN401
+def checkpoint_arguments(frame: Any) -> tuple[Any, ...] | None:  # noqa: ANN401
+    """What ``checkpoint(function, *args)`` of this frame was given as ``args``.
+
+    None for a frame that was made by other ways than this function. To be asked while
+    it runs. Torch 2.6 to 2.15: names of variables in it and its generator.
+    """
+    for caller in _callers("checkpoint"):
+        if _frame_of(caller) is frame:
+            args: tuple[Any, ...] = caller.f_locals["args"]
+            return args
+    return None
+
+
+def in_checkpoint_recomputation() -> bool:
+    """Whether what runs now is computed again for a checkpoint that is not reentrant.
+
+    Torch 2.6 to 2.15: by the name of the function that does it.
+    """
+    return any(True for _ in _callers("recompute_fn"))
+
+
+def in_reentrant_checkpoint() -> bool:
+    """Whether what runs now is in the forward pass of a reentrant checkpoint.
+
+    Torch 2.6 to 2.15: by the variable that says so in ``checkpoint()``.
+    """
+    return any(f.f_locals.get("use_reentrant") for f in _callers("checkpoint"))
+
+
+def _checkpoint_frame_on_stack() -> Any | None:  # noqa: ANN401
     """In 2.6 the hooks cannot be asked for, but ``checkpoint()`` is among the callers.
 
     What enters a checkpoint without that function is not seen there.
     """
-    while frame is not None:
-        code = frame.f_code
-        if code.co_name == "checkpoint" and code.co_filename == checkpoint.__file__:
-            region = frame.f_locals.get("gen")  # None for the reentrant kind
-            if region is not None and region.gi_frame is not None:
-                return region.gi_frame.f_locals.get("new_frame")
-        frame = frame.f_back
+    for caller in _callers("checkpoint", "recompute_fn"):
+        if caller.f_code.co_name == "recompute_fn":
+            return None
+        if not caller.f_locals.get("use_reentrant"):
+            return _frame_of(caller)
     return None
+
+
+def _frame_of(caller: FrameType) -> Any | None:  # noqa: ANN401
+    """The ``_CheckpointFrame`` of a running call of ``checkpoint()``."""
+    region = caller.f_locals.get("gen")
+    if region is None or region.gi_frame is None:
+        return None  # it has not begun yet, or is over
+    frame = region.gi_frame.f_locals.get("new_frame")
+    if not isinstance(frame, checkpoint._CheckpointFrame):
+        raise _unknown_checkpoint()
+    return frame
+
+
+def _callers(*names: str) -> Iterator[FrameType]:
+    """The functions of ``torch.utils.checkpoint`` that are running, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in names and frame.f_globals is vars(checkpoint):
+            yield frame
+        frame = frame.f_back
+
+
+def _unknown_checkpoint() -> RuntimeError:
+    return RuntimeError(
+        f"activation checkpointing of torch {torch.__version__} is not known to dome: "
+        "use a version of torch that the README's support table names, switch "
+        'checkpointing off, or use samples="microbatch"'
+    )

@@ -6,6 +6,7 @@ from loops import digits_like, flat, literal, plain, sgd
 from models import small_classifier
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import dome
@@ -105,6 +106,24 @@ def test_training_gives_the_numbers_of_the_plain_loop(kind, tmp_path):
     assert torch.equal(fit(kind(), callback, tmp_path), expected)
     assert callback.filter.stats.fraction == grad_filter.stats.fraction
     assert callback.filter.stats.step == 8
+
+
+class Checkpointed(Classifier):
+    def forward(self, x):
+        return checkpoint(self.net, x, use_reentrant=False)
+
+
+class CheckpointedNet(CallsANet):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        out = checkpoint(self.net, x, use_reentrant=False)
+        return {"loss": cross_entropy(out, y), "inputs": x}
+
+
+@pytest.mark.parametrize("kind", [Checkpointed, CheckpointedNet])
+def test_activation_checkpointing_changes_no_number(kind, tmp_path):
+    expected, _ = plain([*loader(), *loader()])
+    assert torch.equal(fit(kind(), DomeCallback(rank=4), tmp_path), expected)
 
 
 @pytest.mark.parametrize("kind", [CallsParts, Manual])

@@ -315,6 +315,38 @@ def test_a_run_resumed_from_a_checkpoint_goes_on_bit_for_bit(tmp_path):
     assert callback.filter.stats.step == 12
 
 
+def test_gradient_checkpointing_changes_no_number(tmp_path):
+    weights = []
+    for options in ({}, {"gradient_checkpointing": True}):
+        # With dropout: what is computed again must draw what was drawn.
+        model = bert(hidden_dropout_prob=0.3)
+        callback = DomeTrainerCallback(rank=4)
+        trainer(tmp_path, model, callback, **options).train()
+        assert model.is_gradient_checkpointing == bool(options)
+        weights.append(flat(model))
+    assert torch.equal(weights[1], weights[0])
+
+
+@pytest.mark.parametrize("kind", [BertForMaskedLM, GPT2LMHeadModel])
+def test_gradient_checkpointing_in_a_plain_loop_changes_no_number(kind):
+    weights = []
+    for checkpointed in (False, True):
+        model = bert(kind) if kind is BertForMaskedLM else gpt()
+        if checkpointed:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        steps = [[b] for b in batches(sentences(12, masked=True), 4)]
+        plain(model, steps)
+        weights.append(flat(model))
+    assert torch.equal(weights[1], weights[0])
+
+
+def test_reentrant_gradient_checkpointing_is_refused_by_name():
+    model = bert()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(RuntimeError, match=r"'bert.*reentrant.*use_reentrant"):
+        plain(model, [[b] for b in batches(sentences(4), 4)])
+
+
 def test_a_checkpoint_from_another_place_must_be_named(tmp_path):
     whole = saving(tmp_path / "first", filtered_with_memory())
     whole.train()

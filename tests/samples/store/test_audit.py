@@ -4,7 +4,6 @@ import torch.nn.functional as F
 from samples.loop import per_sample_loop, sum_loss
 from torch import nn
 from torch.testing import assert_close
-from torch.utils.checkpoint import checkpoint
 
 import dome
 from dome.parameters import Layout
@@ -45,10 +44,6 @@ def fused_head(m, h):
     return FusedHead.apply(h, m.table.weight)
 
 
-def reentrant_head(m, h):
-    return checkpoint(lambda h: F.linear(h, m.table.weight), h, use_reentrant=True)
-
-
 def no_head(m, h):
     return h
 
@@ -60,7 +55,6 @@ def outside_head(m, h):
 # How the tied weight is used a second time: inside the model, and after it.
 PARTIAL = {
     "fused": (fused_head, no_head),
-    "reentrant checkpoint": (reentrant_head, no_head),
     "outside the model": (no_head, outside_head),
 }
 

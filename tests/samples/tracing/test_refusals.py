@@ -135,16 +135,21 @@ def test_use_outside_the_forward_pass_is_reported_by_name():
         source.take()
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing_is_reported_by_name(reentrant):
+@pytest.mark.parametrize("whole", [True, False])
+def test_reentrant_checkpointing_is_refused_by_name(whole):
     def run(m, x):
-        return m.head(checkpoint(m.layer, x, use_reentrant=reentrant))
+        return m.head(m.layer(x) if whole else checkpoint(m.layer, x, **reentrant))
 
+    reentrant = {"use_reentrant": True}
     model = Then(run, layer=nn.Linear(3, 4), head=nn.Linear(4, 2))
-    source = attach(model)
-    with pytest.raises(RuntimeError, match=r"'layer.weight'.*checkpoint"):  # noqa: PT012
-        model(torch.randn(4, 3, requires_grad=True)).sum().backward()
-        source.take()
+    attach(model)
+    x = torch.randn(4, 3, requires_grad=True)
+    with pytest.raises(
+        RuntimeError, match=r"'layer.weight'.*reentrant.*use_reentrant=False"
+    ):
+        checkpoint(model, x, **reentrant) if whole else model(x)
+    with torch.no_grad():
+        model(x)
     assert torch._C._len_torch_function_stack() == 0
 
 

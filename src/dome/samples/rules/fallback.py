@@ -53,6 +53,8 @@ def fallback(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
             lambda t, whole: _joined(trace, t, whole, first, numbered), out, shapes
         )
     except Exception as error:
+        if trace.again:
+            raise  # a checkpoint stops when it has computed what it needs
         problem = f"{_name(call)!r} has no rule ({error})"
         raise trace.lost(problem, *call.derived) from error
 

@@ -18,10 +18,17 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dome.samples.sources.mode import CaptureMode
+from dome.samples.sources.recompute import note_call
 from dome.samples.store.wanted import Taker, Wanted
 from dome.samples.tracing.graphs import graphs_in
 from dome.samples.tracing.nested import Value, tensors, unpacked
-from dome.torch_private import stop_compiling
+from dome.samples.tracing.refuse import reentrant
+from dome.torch_private import (
+    checkpoint_frame,
+    in_checkpoint_recomputation,
+    in_reentrant_checkpoint,
+    stop_compiling,
+)
 
 
 class Capture:
@@ -41,6 +48,8 @@ class Capture:
         self._allowing: set[int] = set()
         self._strict: set[int] = set()
         self._num_pauses = 0
+        # What the calls inside a checkpoint that is computed again were captured for.
+        self.replayed: Iterator[Wanted | None] = iter(())
         self._depth = 0
         self._watching = False
         self._stack = ExitStack()
@@ -111,11 +120,19 @@ class Capture:
         self._mode.trace.questions.answer()
 
     def _enter(self, model: nn.Module, args: Value, kwargs: Value) -> None:
-        # A model that calls itself is watched from the outermost call on.
+        # A model that calls itself is watched from the outermost call on, and what a
+        # checkpoint inside it computes again is seen by the checkpoint's own mode.
         self._depth += 1
-        if self._depth > 1 or self._num_pauses or not torch.is_grad_enabled():
+        inside = self._depth > 1 or self._mode.num_replays
+        if inside or self._num_pauses:
             return
-        wanted = self._wanted_now()
+        if not torch.is_grad_enabled():
+            self._refuse_reentrant()
+            return
+        again, around = in_checkpoint_recomputation(), checkpoint_frame()
+        wanted = next(self.replayed, None) if again else self._wanted_now()
+        if around is not None and not again:
+            note_call(self, around, wanted)
         if wanted is None:
             return
         # Of a compiled model, a captured pass runs as it was before it was compiled.
@@ -126,11 +143,12 @@ class Capture:
             num_samples = graphs.num_graphs
         else:
             num_samples = self._mode.num_samples(inputs, self.batch_dim)
-        for taker in wanted.takers:
+        for taker in () if again else wanted.takers:
             taker.begin(num_samples)
         if not num_samples:
             return
         self._mode.allow_mixing = all(id(t) in self._allowing for t in wanted.takers)
+        self._mode.around, self._mode.trace.again = around, again
         self._mode.trace.strict = any(id(t) in self._strict for t in wanted.takers)
         if graphs is not None:
             self._mode.begin_graphs(graphs, wanted)
@@ -139,6 +157,15 @@ class Capture:
         self._stack.callback(self._mode.end)
         self._stack.enter_context(self._mode)
         self._watching = True
+
+    def _refuse_reentrant(self) -> None:
+        """Raise if gradients are off because a checkpoint will call the model again.
+
+        Each such call would be a backward pass of its own, and its samples other ones.
+        """
+        wanted = self._wanted_now()
+        if wanted is not None and in_reentrant_checkpoint():
+            raise RuntimeError(reentrant(wanted.name(wanted.parameters[0])))
 
     def _leave(
         self, _: object = None, __: object = None, output: object = None

@@ -1,12 +1,15 @@
 """The mode that sees every operation of a forward pass and passes it to its rule."""
 
+import copy
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
 from dome.samples.rules import ALWAYS, LIKE, PASSIVE, QUESTIONS, rule_for
+from dome.samples.sources.recompute import see_again
 from dome.samples.store.wanted import Wanted
 from dome.samples.tracing.admission import admit, check_order
 from dome.samples.tracing.axis import Axis
@@ -14,9 +17,10 @@ from dome.samples.tracing.graphs import Graphs
 from dome.samples.tracing.labels import Labels
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call, Place
-from dome.samples.tracing.refuse import is_checkpointed, recomputed
+from dome.samples.tracing.refuse import reentrant
 from dome.samples.tracing.strict import refuse_mix, refuse_order
 from dome.samples.tracing.trace import Trace, writes
+from dome.torch_private import checkpoint_frame, in_reentrant_checkpoint
 
 
 class CaptureMode(TorchFunctionMode):
@@ -33,6 +37,12 @@ class CaptureMode(TorchFunctionMode):
         self._last_offset_included = bool(bags) and bags[0].include_last_offset
         self.trace = Trace(model, resume=lambda: self)
         self.allow_mixing = False
+        # What saw the forward pass, when a checkpoint computes a part of it again.
+        self.root = self
+        # How many checkpoints are doing so now.
+        self.num_replays = 0
+        # The checkpoint that all of the forward pass is inside of, if it is.
+        self.around: object = None
 
     def num_samples(self, inputs: list[Tensor], batch_dim: int) -> int:
         """How many samples lie in the tensors that a model was called with."""
@@ -73,6 +83,13 @@ class CaptureMode(TorchFunctionMode):
         if not self.allow_mixing:
             check_order(self.trace, output)
 
+    def snapshot(self) -> "CaptureMode":
+        """One that can go on from here later."""
+        twin = copy.copy(self)
+        twin.trace = self.trace.snapshot()
+        twin.num_replays, twin.around = 0, None
+        return twin
+
     def end(self) -> None:
         """Forget the tensors of the forward pass."""
         self.trace.end()
@@ -85,20 +102,29 @@ class CaptureMode(TorchFunctionMode):
         kwargs: dict[str, Value] | None = None,
     ) -> Value:
         kwargs = kwargs or {}
-        if func in QUESTIONS:
+        if func in QUESTIONS or self.num_replays:
             return func(*args, **kwargs)
         sorted_by = (args[:1], {}) if func in LIKE else (args, kwargs)
         batched, derived = self.trace.sort(*sorted_by)
         if not batched and not derived:
             return func(*args, **kwargs)
+        frame = checkpoint_frame()
+        if frame is not None and frame is not self.around:
+            see_again(self, frame, derived)
         call = Call(func, args, kwargs, batched, derived, writes(func))
-        meets = batched and derived and func not in PASSIVE and torch.is_grad_enabled()
+        meets = bool(batched and derived) and func not in PASSIVE
+        if meets and not torch.is_grad_enabled() and in_reentrant_checkpoint():
+            raise RuntimeError(reentrant(self.trace.name(*derived)))
+        meets = meets and torch.is_grad_enabled()
         if meets or func in ALWAYS:
-            if is_checkpointed():
-                raise RuntimeError(recomputed(self.trace.name(*derived)))
             if meets and not self.allow_mixing:
                 admit(self.trace, call)
             out = rule_for(func)(self.trace, call, *args, **kwargs)
+        elif not batched and (frame is not None or self.trace.again):
+            # Rows are pulled back through the graph of a derived weight while
+            # backward() runs, each time of which would compute the region once more.
+            with saved_tensors_hooks(_as_it_is, _as_it_is):
+                out = func(*args, **kwargs)
         else:
             out = func(*args, **kwargs)
         result = args[0] if call.in_place and args else out
@@ -113,6 +139,10 @@ class CaptureMode(TorchFunctionMode):
             return None
         pair = [t for t in inputs[:2] if t.ndim == 1 and not t.is_floating_point()]
         return pair[1] if len(pair) == 2 else None
+
+
+def _as_it_is(t: Tensor) -> Tensor:
+    return t
 
 
 def _bags_of(flat: Tensor, offsets: Tensor, batch: int) -> Labels:

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from dome.torch_private import AnyBatchNorm, checkpoint_frame, is_compiled
+from dome.torch_private import AnyBatchNorm, is_compiled
 
 
 def check_one_process(model: nn.Module) -> None:
@@ -53,17 +53,23 @@ def check_capturable(model: nn.Module) -> None:
             raise ValueError(mixes_samples(where))
 
 
-def is_checkpointed() -> bool:
-    """Whether what runs now will run again, unseen, in a checkpoint's backward."""
-    return checkpoint_frame() is not None
-
-
-def recomputed(name: str) -> str:
-    """The sentence for a parameter under activation checkpointing."""
+def reentrant(name: str) -> str:
+    """The sentence for a parameter under reentrant activation checkpointing."""
     return (
-        f"parameter {name!r} is used under activation checkpointing, which computes it "
-        "again during backward(), where samples are not captured: switch checkpointing "
-        'off, or use samples="microbatch"'
+        f"parameter {name!r} is used under reentrant activation checkpointing, whose "
+        "graph is built during backward(), where samples are not captured: pass "
+        "use_reentrant=False to checkpoint(), or to Transformers "
+        'gradient_checkpointing_kwargs={"use_reentrant": False}; or use '
+        'samples="microbatch"'
+    )
+
+
+def not_understood(name: str) -> str:
+    """The sentence for a checkpoint that was not entered by torch's function."""
+    return (
+        f"parameter {name!r} is used under activation checkpointing that was not "
+        "entered by torch.utils.checkpoint.checkpoint(): use that function, switch "
+        'checkpointing off, or use samples="microbatch"'
     )
 
 

@@ -3,6 +3,7 @@
 Tensors are remembered weakly, by identity; ``origins`` says what is known of each.
 """
 
+import copy
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -51,6 +52,8 @@ class Trace:
         # Whether integers that mixed samples, such as an order found by sorting them,
         # count as well.
         self.strict = False
+        # Whether all of this ran before: a checkpoint computes it once more.
+        self.again = False
         self.questions = Questions()
         self.batch = 0
         # The first weights that met samples by number, to name them later.
@@ -81,6 +84,18 @@ class Trace:
             if (t := ref()) is not None and (_has_place(origin) or t.requires_grad)
         }
         self.spaces, self.by_number = {}, ()
+
+    def snapshot(self) -> "Trace":
+        """What is known now, for computing once more what follows.
+
+        Tensors are held as weakly as here: what computes again must hold those it
+        starts from. What is in doubt was asked the first time.
+        """
+        alive = {key: known for key, known in self._known.items() if known[0]() is not None}
+        self._known = alive
+        twin = copy.copy(self)
+        twin._known, twin.questions, twin.again = dict(alive), Questions(), True
+        return twin
 
     def origin(self, t: Tensor) -> Origin | None:
         """Where a tensor comes from, None for a constant."""
