@@ -245,7 +245,7 @@ def checkpoint_arguments(frame: Any) -> tuple[Any, ...] | None:  # noqa: ANN401
     None for a frame that was made by other ways than this function. To be asked while
     it runs. Torch 2.6 to 2.15: names of variables in it and its generator.
     """
-    for caller in _callers("checkpoint"):
+    for caller in _callers(*_CHECKPOINT):
         if _frame_of(caller) is frame:
             args: tuple[Any, ...] = caller.f_locals["args"]
             return args
@@ -265,7 +265,11 @@ def in_reentrant_checkpoint() -> bool:
 
     Torch 2.6 to 2.15: by the variable that says so in ``checkpoint()``.
     """
-    return any(f.f_locals.get("use_reentrant") for f in _callers("checkpoint"))
+    return any(f.f_locals.get("use_reentrant") for f in _callers(*_CHECKPOINT))
+
+
+# What runs a region: the first in 2.6 to 2.13, the second, called by it, in 2.15.
+_CHECKPOINT = ("checkpoint", "_checkpoint_impl")
 
 
 def _checkpoint_frame_on_stack() -> Any | None:  # noqa: ANN401
@@ -273,11 +277,11 @@ def _checkpoint_frame_on_stack() -> Any | None:  # noqa: ANN401
 
     What enters a checkpoint without that function is not seen there.
     """
-    for caller in _callers("checkpoint", "recompute_fn"):
+    for caller in _callers(*_CHECKPOINT, "recompute_fn"):
         if caller.f_code.co_name == "recompute_fn":
             return None
-        if not caller.f_locals.get("use_reentrant"):
-            return _frame_of(caller)
+        if (found := _frame_of(caller)) is not None:
+            return found
     return None
 
 

@@ -18,6 +18,7 @@ from privacy.setting import (
 from reference import per_sample_loop
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import dome
@@ -337,3 +338,18 @@ def test_a_basis_is_one_new_class_and_one_line(monkeypatch):
     moved = model[0].weight.detach().flatten() - before
     # What is left along them is the noise, of which a step has hardly any.
     assert moved[:5].abs().max() < 1e-8 < 1e-4 < moved[5:].abs().max()
+
+
+def test_activation_checkpointing_changes_no_private_step():
+    def checkpointed(model):
+        forward = model.forward
+        model.forward = lambda x: checkpoint(forward, x, use_reentrant=False)
+
+    weights = []
+    for change in (lambda model: None, checkpointed):
+        model, optimizer, private = attached("released", noise_multiplier=SILENT)
+        change(model)
+        train(model, optimizer, private, samples(9), epochs=4)
+        weights.append(torch.cat([p.flatten() for p in model.parameters()]))
+    # The noise is seeded, and too small to hide a difference.
+    torch.testing.assert_close(weights[1], weights[0], rtol=0, atol=0)

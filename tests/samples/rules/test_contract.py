@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 from samples.loop import per_sample_loop, sum_loss, tensors_in
 from samples.models import built
@@ -6,6 +8,7 @@ from samples.rules.cases_layers import LAYERS
 from samples.rules.cases_parameters import PARAMETERS
 from samples.rules.cases_sequences import SEQUENCES, TIME_FIRST
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 from dome.parameters import Layout
 from dome.samples import PerSample
@@ -41,3 +44,19 @@ def test_rows_gradient_and_output_are_those_of_plain_torch(make, batch_dim):
         [p.grad for p in model.parameters()], [p.grad for p in plain.parameters()]
     )
     assert_close(rows, per_sample_loop(model, inputs, batch_dim))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize(("make", "batch_dim"), CASES.values(), ids=CASES.keys())
+def test_rows_are_the_same_under_activation_checkpointing(make, batch_dim):
+    rows = []
+    for model in built(make)[:2]:
+        *_, inputs = built(make)
+        if rows:
+            inside = partial(checkpoint, model.forward, use_reentrant=False)
+            model.forward = partial(checkpoint, inside, use_reentrant=False)
+        source = PerSample(model, Layout(model), batch_dim=batch_dim)
+        sum_loss(model(*inputs)).backward()
+        rows.append(source.take())
+        source.detach()
+    assert_close(rows[1], rows[0], rtol=0, atol=0)

@@ -20,6 +20,7 @@ import dome
 from dome import torch_private
 from dome.parameters import Layout
 from dome.samples import PerSample, per_sample_gradients
+from dome.samples.sources.capture import capture_paused
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -241,12 +242,26 @@ def test_what_was_not_captured_is_not_captured_when_it_is_computed_again(around)
     assert_close(rows[1], rows[0], rtol=0, atol=0)
 
 
-def test_steps_without_samples_go_by():
+def test_what_was_captured_is_captured_again_although_the_capture_rests_by_now():
+    rows = []
+    for around in (plainly, again):
+        model = network()
+        source = PerSample(model, Layout(model))
+        torch.manual_seed(2)
+        loss = around(model, tokens()).square().sum()
+        with capture_paused(model):
+            loss.backward()
+        rows.append(source.take())
+    assert_close(rows[1], rows[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{"update_every": 2}, {"direction_rank": 2}])
+def test_steps_are_as_without(options):
     weights = []
     for through in (plainly, again):
         model = network(through)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        dome.attach(model, optimizer, rank=2, update_every=2)
+        dome.attach(model, optimizer, rank=2, **options)
         torch.manual_seed(2)
         for _ in range(4):
             optimizer.zero_grad()

@@ -123,18 +123,20 @@ class Capture:
         # A model that calls itself is watched from the outermost call on, and what a
         # checkpoint inside it computes again is seen by the checkpoint's own mode.
         self._depth += 1
-        inside = self._depth > 1 or self._mode.num_replays
-        if inside or self._num_pauses:
+        if self._depth > 1 or self._mode.num_replays:
             return
-        if not torch.is_grad_enabled():
-            self._refuse_reentrant()
-            return
-        again, around = in_checkpoint_recomputation(), checkpoint_frame()
-        wanted = next(self.replayed, None) if again else self._wanted_now()
-        if around is not None and not again:
-            note_call(self, around, wanted)
-        if wanted is None:
-            return
+        wanted, again = self._wanted_now(), in_checkpoint_recomputation()
+        if torch.is_grad_enabled():
+            wanted = self._wanted_in_checkpoint(wanted, again)
+            if wanted is not None:
+                self._begin(model, args, kwargs, wanted, again)
+        elif wanted is not None and in_reentrant_checkpoint():
+            # Each call in backward() would be a pass of its own, of other samples.
+            raise RuntimeError(reentrant(wanted.name(wanted.parameters[0])))
+
+    def _begin(
+        self, model: nn.Module, args: Value, kwargs: Value, wanted: Wanted, again: bool
+    ) -> None:
         # Of a compiled model, a captured pass runs as it was before it was compiled.
         stop_compiling()
         inputs = list(tensors(unpacked((args, kwargs))))
@@ -148,7 +150,7 @@ class Capture:
         if not num_samples:
             return
         self._mode.allow_mixing = all(id(t) in self._allowing for t in wanted.takers)
-        self._mode.around, self._mode.trace.again = around, again
+        self._mode.around, self._mode.trace.again = checkpoint_frame(), again
         self._mode.trace.strict = any(id(t) in self._strict for t in wanted.takers)
         if graphs is not None:
             self._mode.begin_graphs(graphs, wanted)
@@ -157,15 +159,6 @@ class Capture:
         self._stack.callback(self._mode.end)
         self._stack.enter_context(self._mode)
         self._watching = True
-
-    def _refuse_reentrant(self) -> None:
-        """Raise if gradients are off because a checkpoint will call the model again.
-
-        Each such call would be a backward pass of its own, and its samples other ones.
-        """
-        wanted = self._wanted_now()
-        if wanted is not None and in_reentrant_checkpoint():
-            raise RuntimeError(reentrant(wanted.name(wanted.parameters[0])))
 
     def _leave(
         self, _: object = None, __: object = None, output: object = None
@@ -179,11 +172,25 @@ class Capture:
     def _wanted_now(self) -> Wanted | None:
         """What those who are active want, the same object as long as they are."""
         active = tuple(taker for taker in self._takers if taker.active)
-        if not active:
+        if self._num_pauses or not active:
             return None
         if self._wanted is None or self._wanted.takers != active:
             self._wanted = Wanted(active)
         return self._wanted
+
+    def _wanted_in_checkpoint(
+        self, wanted: Wanted | None, again: bool
+    ) -> Wanted | None:
+        """The same, if this call of the model is no part of a checkpoint around it.
+
+        One that is computed again is captured as it was the first time, or not.
+        """
+        if again:
+            return next(self.replayed, None)
+        around = checkpoint_frame()
+        if around is not None:
+            note_call(self, around, wanted)
+        return wanted
 
 
 def _inert() -> Capture:

@@ -112,26 +112,31 @@ class CaptureMode(TorchFunctionMode):
         if frame is not None and frame is not self.around:
             see_again(self, frame, derived)
         call = Call(func, args, kwargs, batched, derived, writes(func))
-        meets = bool(batched and derived) and func not in PASSIVE
-        if meets and not torch.is_grad_enabled() and in_reentrant_checkpoint():
-            raise RuntimeError(reentrant(self.trace.name(*derived)))
-        meets = meets and torch.is_grad_enabled()
-        if meets or func in ALWAYS:
-            if meets and not self.allow_mixing:
-                admit(self.trace, call)
-            out = rule_for(func)(self.trace, call, *args, **kwargs)
-        elif not batched and (frame is not None or self.trace.again):
-            # Rows are pulled back through the graph of a derived weight while
-            # backward() runs, each time of which would compute the region once more.
-            with saved_tensors_hooks(_as_it_is, _as_it_is):
-                out = func(*args, **kwargs)
-        else:
-            out = func(*args, **kwargs)
+        out = self._run(call, frame is not None or self.trace.again)
         result = args[0] if call.in_place and args else out
         self.trace.note(call, result)
         if self.trace.strict:
             refuse_mix(self.trace, call, result)
         return out
+
+    def _run(self, call: Call, in_checkpoint: bool) -> Value:
+        """The result of an operation, by its rule where samples meet a parameter."""
+        func, derived = call.func, call.derived
+        meets = bool(call.batched and derived) and func not in PASSIVE
+        if meets and not torch.is_grad_enabled():
+            if in_reentrant_checkpoint():
+                raise RuntimeError(reentrant(self.trace.name(*derived)))
+            meets = False
+        if meets and not self.allow_mixing:
+            admit(self.trace, call)
+        if meets or func in ALWAYS:
+            return rule_for(func)(self.trace, call, *call.args, **call.kwargs)
+        if in_checkpoint and not call.batched:
+            # Rows are pulled back through the graph of a derived weight while
+            # backward() runs; each time would compute the region once more.
+            with saved_tensors_hooks(_as_it_is, _as_it_is):
+                return func(*call.args, **call.kwargs)
+        return func(*call.args, **call.kwargs)
 
     def _offsets(self, inputs: list[Tensor]) -> Tensor | None:
         """The offsets of ``(indices, offsets)``, both 1-D: then a sample is a bag."""

@@ -91,7 +91,9 @@ class Trace:
         Tensors are held as weakly as here: what computes again must hold those it
         starts from. What is in doubt was asked the first time.
         """
-        alive = {key: known for key, known in self._known.items() if known[0]() is not None}
+        alive = {
+            key: known for key, known in self._known.items() if known[0]() is not None
+        }
         self._known = alive
         twin = copy.copy(self)
         twin._known, twin.questions, twin.again = dict(alive), Questions(), True
