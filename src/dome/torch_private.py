@@ -236,7 +236,7 @@ def checkpoint_frame() -> Any | None:  # noqa: ANN401 (a class of torch that is 
     for cell in hooks[0].__closure__ or ():
         if isinstance(cell.cell_contents, checkpoint._CheckpointFrame):
             return cell.cell_contents
-    raise _unknown_checkpoint()
+    raise RuntimeError(_unknown_checkpoint())
 
 
 def checkpoint_arguments(frame: Any) -> tuple[Any, ...] | None:  # noqa: ANN401
@@ -292,7 +292,7 @@ def _frame_of(caller: FrameType) -> Any | None:  # noqa: ANN401
         return None  # it has not begun yet, or is over
     frame = region.gi_frame.f_locals.get("new_frame")
     if not isinstance(frame, checkpoint._CheckpointFrame):
-        raise _unknown_checkpoint()
+        raise RuntimeError(_unknown_checkpoint())
     return frame
 
 
@@ -305,8 +305,8 @@ def _callers(*names: str) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _unknown_checkpoint() -> RuntimeError:
-    return RuntimeError(
+def _unknown_checkpoint() -> str:
+    return (
         f"activation checkpointing of torch {torch.__version__} is not known to dome: "
         "use a version of torch that the README's support table names, switch "
         'checkpointing off, or use samples="microbatch"'
