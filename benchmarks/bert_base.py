@@ -1,11 +1,12 @@
-"""A BERT-base, made from its configuration, in the Transformers Trainer, filtered.
+"""A BERT-base or a GPT-2, made from its configuration, in the Transformers Trainer.
 
-Tests use small configurations. This is the real size, 109 million parameters, with
-padding masks and tied embeddings: what a step takes and what memory it needs, beside
-the same Trainer without the callback and beside what ``dome.plan`` predicts.
+Tests use small configurations. This is the real size, 109 and 124 million parameters,
+with padding masks and tied embeddings: what a step takes and what memory it needs,
+beside the same Trainer without the callback and beside what ``dome.plan`` predicts.
 
     python benchmarks/bert_base.py
     python benchmarks/bert_base.py --rank 16 --batch-size 8
+    python benchmarks/bert_base.py --rank 16 --direction-rank 4 --model gpt2
 """
 
 import argparse
@@ -19,6 +20,8 @@ import torch
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -36,14 +39,16 @@ class Clock(TrainerCallback):  # type: ignore[misc] # is not type-checked
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.work: list[float] = []
 
     def on_step_begin(self, *_: object, **__: object) -> None:
         """Start."""
-        self._start = time.perf_counter()
+        self._start = time.perf_counter(), time.process_time()
 
     def on_step_end(self, *_: object, **__: object) -> None:
         """Stop."""
-        self.seconds.append(time.perf_counter() - self._start)
+        self.seconds.append(time.perf_counter() - self._start[0])
+        self.work.append(time.process_time() - self._start[1])
 
 
 def sentences(num: int, vocabulary: int) -> list[dict[str, torch.Tensor]]:
@@ -57,14 +62,21 @@ def sentences(num: int, vocabulary: int) -> list[dict[str, torch.Tensor]]:
     return [{name: c[i] for name, c in columns.items()} for i in range(num)]
 
 
-def train(rank: int, batch_size: int) -> dict[str, Any]:
+MODELS = {
+    "bert": lambda: BertForMaskedLM(BertConfig()),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config()),
+}
+
+
+def train(
+    name: str, rank: int, batch_size: int, direction_rank: int | None
+) -> dict[str, Any]:
     """Train some steps, with the filter if there is a rank."""
     torch.manual_seed(0)
-    config = BertConfig()
-    model = BertForMaskedLM(config)
-    predicted = dome.plan(model, rank, batch_size) if rank else None
+    model = MODELS[name]()
     clock = Clock()
-    callbacks = [clock, *([DomeTrainerCallback(rank)] if rank else [])]
+    callback = DomeTrainerCallback(rank, direction_rank=direction_rank)
+    callbacks = [clock, *([callback] if rank else [])]
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             model=model,
@@ -79,16 +91,18 @@ def train(rank: int, batch_size: int) -> dict[str, Any]:
                 use_cpu=True,
                 logging_steps=1,
             ),
-            train_dataset=sentences(STEPS * batch_size, config.vocab_size),
+            train_dataset=sentences(STEPS * batch_size, model.config.vocab_size),
             callbacks=callbacks,
         )
         trainer.train()
+    predicted = dome.plan(model, rank, batch_size) if rank else None
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "seconds": sorted(clock.seconds)[len(clock.seconds) // 2],
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "losses": [float(loss) for loss in losses],
+        "work": sorted(clock.work)[len(clock.work) // 2],
         "predicted": None if predicted is None else predicted.choices[0].memory,
     }
 
@@ -98,15 +112,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--direction-rank", type=int)
+    parser.add_argument("--model", choices=tuple(MODELS), default="bert")
     options = parser.parse_args()
     found = {}
     for name, rank in (("plain", 0), ("filtered", options.rank)):
         with get_context("spawn").Pool(1) as pool:
-            found[name] = pool.apply(train, (rank, options.batch_size))
+            chosen = options.model, rank, options.batch_size, options.direction_rank
+            found[name] = pool.apply(train, chosen)
         one = found[name]
         print(
-            f"{name:9} {one['parameters']:,} parameters, {one['seconds']:.2f} s a step,"
-            f" {size(one['peak'])}, losses {one['losses']}",
+            f"{name:9} {one['parameters']:,} parameters, {one['seconds']:.2f} s a step "
+            f"({one['work']:.2f} s of work), {size(one['peak'])}, "
+            f"losses {one['losses']}",
             flush=True,
         )
     extra = found["filtered"]["peak"] - found["plain"]["peak"]

@@ -74,7 +74,7 @@ class Twin:
 
 
 def made(monkeypatch, small, **options):
-    monkeypatch.setattr(factors, "SMALL", small)
+    monkeypatch.setattr(factors, "SMALL_WEIGHT", small)
     torch.manual_seed(0)
     model = EveryKind().double()
     twin = copy.deepcopy(model)

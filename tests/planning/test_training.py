@@ -23,9 +23,9 @@ def test_memory_is_basis_and_samples_and_little_else():
 def test_layerwise_costs_less_where_layers_are_small():
     model = nn.Sequential(*[nn.Linear(10, 10) for _ in range(20)])
     plan = dome.plan(model, rank=300, batch_size=10)
-    by_layout = {(c.layout, c.basis_dtype): c for c in plan.choices}
-    wide = by_layout["global", torch.float32]
-    narrow = by_layout["layerwise", torch.float32]
+    by_layout = {(c.layout, c.storage): c for c in plan.choices}
+    wide = by_layout["global", "float32"]
+    narrow = by_layout["layerwise", "float32"]
     assert narrow.memory < wide.memory
     assert narrow.seconds < wide.seconds
 
@@ -57,8 +57,8 @@ def test_the_largest_rank_is_the_last_that_fits(monkeypatch):
         assert choice.largest_rank > 5
         at = dome.plan(model, choice.largest_rank, 8, memory=memory)
         beyond = dome.plan(model, choice.largest_rank + 1, 8, memory=memory)
-        kinds = [(c.layout, c.basis_dtype) for c in at.choices]
-        place = kinds.index((choice.layout, choice.basis_dtype))
+        kinds = [(c.layout, c.storage) for c in at.choices]
+        place = kinds.index((choice.layout, choice.storage))
         assert at.choices[place].fits
         assert not beyond.choices[place].fits
     assert dome.plan(model, 5, 8, memory=1000).choices[0].largest_rank == 0
@@ -81,3 +81,13 @@ def test_bad_arguments_are_refused():
         dome.plan(small_classifier(), rank=5, batch_size=0)
     with pytest.raises(ValueError, match="memory must be at least 1 byte, got 0"):
         dome.plan(small_classifier(), rank=5, batch_size=3, memory=0)
+
+
+def test_directions_of_low_rank_are_suggested_where_no_other_basis_fits():
+    model = nn.Sequential(nn.Linear(2000, 500), nn.Linear(500, 500))
+    plan = dome.plan(model, rank=50, batch_size=20, memory=20_000_000)
+    assert [choice.fits for choice in plan.choices] == [*[False] * 4, True]
+    assert plan.suggestion == 'attach(..., layout="global", direction_rank=4)'
+    tracker = dome.GradientFilter(model, 50, direction_rank=4).trackers["all"]
+    stored = 4 * tracker.num_stored
+    assert 3 * stored < plan.choices[-1].memory < 6 * stored

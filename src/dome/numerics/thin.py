@@ -23,6 +23,9 @@ from torch import Tensor
 from dome.numerics.factors import Product, Use
 from dome.numerics.orthonormal import inverse_cholesky
 
+# A weight with more numbers is never made into rows: 256 kB a sample in float32.
+SMALL_WEIGHT = 1 << 16
+
 
 def is_thin(shape: Sequence[int], rank: int) -> bool:
     """Whether directions of rank r take less as thin products in a parameter."""

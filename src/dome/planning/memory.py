@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from dome.numerics.passes import block_rows
+from dome.numerics.thin import SMALL_WEIGHT, is_thin
 
 FLOAT = 4  # bytes of a number in gradients and samples
 SMALL = 8  # and in matrices of K or B rows
@@ -32,6 +33,37 @@ def filter_memory(
     block = min(block_rows(a_row), max(dims)) * a_row * FLOAT
     small = sum(min(rank, dim) ** 2 for dim in dims) + 3 * batch_size**2
     return basis + samples + block + SMALL * small + 3 * FLOAT * sum(dims)
+
+
+def directions_memory(
+    shapes: Sequence[torch.Size],
+    rank: int,
+    batch_size: int,
+    direction_rank: int,
+) -> int:
+    """Bytes of directions of low rank, and of samples that are rows.
+
+    What samples of large weights are products of is not counted: inputs, which training
+    keeps anyway, and output gradients, as many numbers as there are activations.
+
+    Args:
+        shapes: Of the parameters.
+        rank: K.
+        batch_size: B.
+        direction_rank: r.
+    """
+    thin = [s for s in shapes if is_thin(s, direction_rank)]
+    plain = sum(s.numel() for s in shapes) - sum(s.numel() for s in thin)
+    sides = sum(s[0] + s[1:].numel() for s in thin)
+    stored = rank * (direction_rank * sides + plain)
+    small = [s.numel() for s in thin if s.numel() <= SMALL_WEIGHT]
+    # Written out for a moment, one weight after the other.
+    written = 2 * rank * max(small, default=0)
+    widest = max((s[0] + s[1:].numel() for s in thin), default=0)
+    step = 4 * rank * direction_rank * widest
+    rows = batch_size * (plain + sum(small))
+    # Old and new directions, and products on the way from one to the other.
+    return FLOAT * (3 * stored + written + step + rows) + 3 * SMALL * rank**2
 
 
 def largest_rank(memory: Callable[[int], float], most: int, available: float) -> int:

@@ -2,7 +2,9 @@
 
 Letters: D parameters, K directions, B samples. The basis takes D K numbers and the
 samples D B; a step takes 4 D B K + 2 D min(B², 2 B K) flops beside the backward
-pass, and 2 D K² more if the basis is written out at every update.
+pass, and 2 D K² more if the basis is written out at every update. Directions of rank r
+in each weight (n, m) take K r (n + m) numbers, and 2 B T K r (2 m + 3 n) flops for
+samples with T positions; T is not known before training, and taken to be 1.
 """
 
 import time
@@ -13,8 +15,14 @@ import torch
 from torch import nn
 
 from dome.numerics.factored import may_be_factored
+from dome.numerics.thin import is_thin
 from dome.parameters import Layout
-from dome.planning.memory import available_memory, filter_memory, largest_rank
+from dome.planning.memory import (
+    available_memory,
+    directions_memory,
+    filter_memory,
+    largest_rank,
+)
 from dome.planning.units import size
 from dome.trackers import StreamingPower
 
@@ -23,6 +31,9 @@ CANDIDATES = (
     ("global", torch.bfloat16),
     ("layerwise", torch.float32),
     ("layerwise", torch.bfloat16),
+)
+DIRECTION_RANK = (
+    4  # of the last choice: directions of low rank, where nothing else fits
 )
 TRIAL_NUMBERS = 8_000_000  # size of the basis and samples of the timed trial: 32 MB
 NUM_TRIALS = 3
@@ -40,6 +51,7 @@ class Choice:
         fits: Whether ``memory`` is available.
         projection: The part of ``seconds`` that steps between updates take too.
         largest_rank: The most directions for which the memory is available; 0 if none.
+        direction_rank: Rank of the directions in each weight; None: as they are.
     """
 
     layout: str
@@ -49,10 +61,20 @@ class Choice:
     fits: bool
     projection: float = 0.0
     largest_rank: int = 0
+    direction_rank: int | None = None
+
+    @property
+    def storage(self) -> str:
+        """How directions are stored, in a word or two."""
+        if self.direction_rank is not None:
+            return f"of rank {self.direction_rank}"
+        return str(self.basis_dtype).removeprefix("torch.")
 
     @property
     def options(self) -> str:
         """What to pass to ``attach`` for it."""
+        if self.direction_rank is not None:
+            return f'layout="{self.layout}", direction_rank={self.direction_rank}'
         return f'layout="{self.layout}", basis_dtype={self.basis_dtype}'
 
     def seconds_with(self, update_every: int) -> float:
@@ -99,10 +121,9 @@ class Plan:
             f"{'layout':<11}{'basis':<10}{'memory':>10}{'time a step':>13}",
         ]
         for choice in self.choices:
-            dtype = str(choice.basis_dtype).removeprefix("torch.")
             verdict = "" if choice.fits else "   does not fit"
             lines.append(
-                f"{choice.layout:<11}{dtype:<10}{size(choice.memory):>10}"
+                f"{choice.layout:<11}{choice.storage:<10}{size(choice.memory):>10}"
                 f"{choice.seconds * 1e3:>10.1f} ms{verdict}"
             )
         return "\n".join([*lines, self.suggestion])
@@ -137,6 +158,7 @@ def plan(
         _choice(kind, dtype, Layout(model, kind), rank, batch_size, available, speed)
         for kind, dtype in CANDIDATES
     )
+    choices += (_of_low_rank(layout, rank, batch_size, available, speed),)
     return Plan(layout.dim, rank, batch_size, available, choices)
 
 
@@ -190,6 +212,35 @@ def _choice(
         memory(rank) <= available,
         min(numbers * speed.per_number, seconds),
         largest_rank(memory, layout.dim, available),
+    )
+
+
+def _of_low_rank(
+    layout: Layout, rank: int, batch_size: int, available: int, speed: _Speed
+) -> Choice:
+    """Directions of low rank in one block, for samples of one position."""
+    shapes = [slot.shape for slot in layout.slots]
+    memory = partial(
+        directions_memory,
+        shapes,
+        batch_size=batch_size,
+        direction_rank=DIRECTION_RANK,
+    )
+    width = rank * DIRECTION_RANK
+    thin = [shape for shape in shapes if is_thin(shape, DIRECTION_RANK)]
+    sides = sum(3 * shape[0] + 2 * shape[1:].numel() for shape in thin)
+    plain = layout.dim - sum(shape.numel() for shape in thin)
+    projection = 4 * width * layout.dim
+    update = 2 * batch_size * (width * sides + 2 * rank * plain)
+    return Choice(
+        "global",
+        torch.float32,
+        memory(rank),
+        (projection + update) * speed.per_flop,
+        memory(rank) <= available,
+        projection * speed.per_flop,
+        largest_rank(memory, layout.dim, available),
+        DIRECTION_RANK,
     )
 
 

@@ -41,7 +41,7 @@ def plan_table(plans: Sequence[Plan], update_every: Sequence[int]) -> Table:
             table.add_row(
                 f"{plan.rank:,}" if place == 1 else "",
                 choice.layout,
-                str(choice.basis_dtype).removeprefix("torch."),
+                choice.storage,
                 size(choice.memory),
                 "[green]yes[/green]" if choice.fits else "[red]no[/red]",
                 f"{choice.largest_rank:,}",

@@ -13,12 +13,9 @@ import torch
 from torch import Tensor
 
 from dome.numerics.factors import FactorBatch, Product, Use
-from dome.numerics.thin import is_thin
+from dome.numerics.thin import SMALL_WEIGHT, is_thin
 from dome.parameters import Slot
 from dome.samples.store.wanted import Pass
-
-# A weight with more numbers is never made into rows: 256 kB a sample in float32.
-SMALL = 1 << 16
 
 
 def as_rows(product: Product, rank: int) -> bool:
@@ -28,7 +25,7 @@ def as_rows(product: Product, rank: int) -> bool:
     K r T (n + m). At ResNet-8's sizes rows take a third of the time.
     """
     n, m = product.left.size, product.right.size
-    return n * m <= SMALL and product.num_positions * rank * (n + m) > n * m
+    return n * m <= SMALL_WEIGHT and product.num_positions * rank * (n + m) > n * m
 
 
 class FactorGroup:
