@@ -66,8 +66,10 @@ def in_groups(m, x, weights, chosen):
     return h[back].view(len(x), 2, -1).sum(1)
 
 
-# Torch has this product in float32 at most.
+# Torch has this product in float32 at most, and not before 2.10.
 GROUPED = {"experts in groups": lambda: (Experts(in_groups), sequence(B, 5, 4))}
+if not hasattr(F, "grouped_mm"):
+    GROUPED = {}
 
 
 def in_products(m, x, weights, chosen):
