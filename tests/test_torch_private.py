@@ -1,3 +1,4 @@
+import ast
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,13 +21,37 @@ PRIVATE = re.compile(
 )
 
 
+def private_names(source):
+    """Numbers of lines that name what is torch's own: by words, or as an attribute."""
+    by_words = {
+        number
+        for number, line in enumerate(source.splitlines(), 1)
+        if PRIVATE.search(line.partition("#")[0])
+    }
+    tree = ast.parse(source)
+    attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    own = {n.attr for n in attributes if owner(n) in ("self", "cls")}
+    own |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    return by_words | {
+        n.lineno
+        for n in attributes
+        # An attribute that this file itself gives to its objects, or torch_private's.
+        if re.match(r"_[a-z]", n.attr)
+        and n.attr not in own
+        and owner(n) not in ("self", "cls", "fused")
+    }
+
+
+def owner(attribute):
+    return attribute.value.id if isinstance(attribute.value, ast.Name) else None
+
+
 def test_private_names_of_torch_are_used_in_one_file_only():
     found = [
-        f"{file.name}:{number}: {line.strip()}"
+        f"{file.name}:{number}"
         for file in SOURCES
         if file.name != "torch_private.py"
-        for number, line in enumerate(file.read_text().splitlines(), 1)
-        if PRIVATE.search(line.partition("#")[0])
+        for number in sorted(private_names(file.read_text()))
     ]
     assert found == []
 
@@ -39,10 +64,18 @@ def test_private_names_of_torch_are_used_in_one_file_only():
         "from torch.nn.modules.batchnorm import _BatchNorm",
         "hooks = torch._C._autograd.x",
         "model._forward_pre_hooks.values()",
+        "x = p._version",
+        "x = p.grad._version",
+        "x = module._buffers[name]",
+        "x = views(t)._base",
     ],
 )
 def test_a_private_name_would_be_found(line):
-    assert PRIVATE.search(line)
+    assert private_names(line.strip())
+
+
+def test_names_of_ones_own_are_no_private_names_of_torch():
+    assert not private_names("class A:\n  def f(self, other):\n    self._a = other._a")
 
 
 def test_a_name_that_a_torch_does_not_have_is_named_when_it_is_needed():
@@ -90,6 +123,21 @@ def test_a_reentrant_checkpoint_has_no_frame(monkeypatch):
 
     checkpoint(region, torch.ones(2, requires_grad=True), use_reentrant=True)
     assert frames == [None]
+
+
+def test_a_tensor_counts_what_was_written_to_it():
+    t = torch.zeros(2)
+    before = torch_private.version_of(t)
+    t.add_(1)
+    assert torch_private.version_of(t) == before + 1
+    with torch.inference_mode():
+        assert torch_private.version_of(torch.zeros(2)) == 0
+
+
+def test_a_view_knows_its_base():
+    t = torch.zeros(2, 3)
+    assert torch_private.base_of(t[0]) is t
+    assert torch_private.base_of(t) is None
 
 
 def test_copies_are_the_same_one_by_one(monkeypatch):

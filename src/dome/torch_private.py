@@ -31,6 +31,7 @@ __all__ = [
     "AnyBatchNorm",
     "AnyInstanceNorm",
     "TorchDispatchMode",
+    "base_of",
     "checkpoint_arguments",
     "checkpoint_frame",
     "communication_hook",
@@ -54,6 +55,7 @@ __all__ = [
     "tree_map_only",
     "tree_unflatten",
     "unflattened",
+    "version_of",
     "when_backward_ends",
     "will_run",
 ]
@@ -88,6 +90,17 @@ def when_backward_ends(call: Callable[[], None]) -> None:
     """Call a function once the running backward pass has filled every ``.grad``."""
     # What DDP ends its own with: in every torch 2, no way without it.
     torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def version_of(t: Tensor) -> int:
+    """How often a tensor was written to in place; 0 under inference_mode."""
+    # In every torch 2 and in its notes on autograd, but without a public name.
+    return 0 if t.is_inference() else t._version
+
+
+def base_of(t: Tensor) -> Tensor | None:
+    """The tensor that this one is a view of, or None."""
+    return t._base  # in every torch 2, no way without it
 
 
 def hook_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:

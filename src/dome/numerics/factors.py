@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 
+from dome.torch_private import version_of
+
 
 class Side(Protocol):
     """Vectors x[b, t] of length ``size``, B samples with T positions each."""
@@ -296,7 +298,7 @@ class Product:
     _versions: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        versions = tuple(t._version for t in self._tensors)
+        versions = tuple(version_of(t) for t in self._tensors)
         object.__setattr__(self, "_versions", versions)
 
     def __len__(self) -> int:
@@ -315,7 +317,7 @@ class Product:
     @property
     def is_unchanged(self) -> bool:
         """Whether nobody wrote to the tensors that are held."""
-        versions = tuple(t._version for t in self._tensors)
+        versions = tuple(version_of(t) for t in self._tensors)
         return versions == self._versions
 
     def rows(self) -> Tensor:

@@ -29,8 +29,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     kept = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
     try:
         yield
@@ -38,7 +37,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for module, name, buffer, values in kept:
             if not torch.equal(buffer, values):
                 buffer.copy_(values)
-            module._buffers[name] = buffer
+            setattr(module, name, buffer)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dome.parameters import Layout
 from dome.privacy.digests import digest
 from dome.privacy.errors import PrivacyError
+from dome.torch_private import version_of
 
 VALUES = "values"
 
@@ -45,7 +46,7 @@ class ParameterGuard:
         """Take the parameters as they are."""
         self._open, self._expected = False, None
         self._paid = self._values()
-        self._versions = {name: _version(p) for name, p in self._frozen.items()}
+        self._versions = {name: version_of(p) for name, p in self._frozen.items()}
 
     def open(self) -> None:
         """Let parameters change until ``settle``: a paid gradient is in ``.grad``."""
@@ -112,7 +113,7 @@ class ParameterGuard:
     def _changed(self, values: Tensor) -> str | None:
         """The first parameter that is not as it was, by name."""
         for name, p in self._frozen.items():
-            if _version(p) != self._versions[name]:
+            if version_of(p) != self._versions[name]:
                 return name
         if _same(values, self._paid):
             return None
@@ -121,11 +122,6 @@ class ParameterGuard:
             if not _same(values[columns], self._paid[columns]):
                 return slot.name
         return self._layout.slots[0].name
-
-
-def _version(p: nn.Parameter) -> int:
-    # What was made under inference_mode has none, and nothing trains it.
-    return 0 if p.is_inference() else p._version
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

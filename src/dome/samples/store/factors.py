@@ -16,6 +16,7 @@ from dome.numerics.factors import FactorBatch, Product, Use
 from dome.numerics.thin import SMALL_WEIGHT, is_thin
 from dome.parameters import Slot
 from dome.samples.store.wanted import Pass
+from dome.torch_private import version_of
 
 
 def as_rows(product: Product, rank: int) -> bool:
@@ -88,12 +89,12 @@ class FactorGroup:
         found = self._rows.get(slot.start)
         self._note(slot, dtype)
         if found is None:
-            self._rows[slot.start] = _Kept(grads, None, grads._version)
+            self._rows[slot.start] = _Kept(grads, None, version_of(grads))
         elif found.buffer is not None:
             found.rows.add_(grads)
         else:
             rows = found.rows + grads
-            self._rows[slot.start] = _Kept(rows, None, rows._version)
+            self._rows[slot.start] = _Kept(rows, None, version_of(rows))
 
     def parts(self, slot: Slot, kind: torch.dtype) -> tuple[Tensor, Tensor]:
         """The sum of a parameter's samples, and what rounding is measured by."""
@@ -161,7 +162,7 @@ class _Kept:
     @property
     def is_unchanged(self) -> bool:
         """Whether nobody wrote to rows that are held by reference."""
-        return self.buffer is not None or self.rows._version == self.version
+        return self.buffer is not None or version_of(self.rows) == self.version
 
 
 def batch_of(groups: Sequence[FactorGroup], slots: Sequence[Slot]) -> FactorBatch:

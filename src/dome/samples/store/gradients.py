@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dome.torch_private import norms_of
+from dome.torch_private import norms_of, version_of
 
 Mark = tuple["weakref.ref[Tensor]", int] | None
 
@@ -31,7 +31,7 @@ class Gradients:
     def note(self) -> None:
         """Remember the gradients as they are now."""
         self._marks = [
-            None if p.grad is None else (weakref.ref(p.grad), p.grad._version)
+            None if p.grad is None else (weakref.ref(p.grad), version_of(p.grad))
             for p in self._parameters
         ]
 
@@ -62,7 +62,7 @@ class Gradients:
 def _is_as_noted(p: nn.Parameter, mark: Mark) -> bool:
     if mark is None or p.grad is None:
         return mark is None and p.grad is None
-    return mark[0]() is p.grad and mark[1] == p.grad._version
+    return mark[0]() is p.grad and mark[1] == version_of(p.grad)
 
 
 def came_without_samples(gradients: Gradients) -> bool:

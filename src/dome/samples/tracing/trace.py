@@ -20,6 +20,7 @@ from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.origins import Batched, Call, Derived, Origin, Place
 from dome.samples.tracing.questions import Questions
 from dome.samples.tracing.step import Step, operations
+from dome.torch_private import base_of
 
 
 @cache
@@ -210,8 +211,8 @@ class Trace:
                     if found is not None and before is not None:
                         found = found.joined(before)
                     self.mark(t, None if found is None else self._counted(found, t))
-                if call.in_place and t._base is not None:
-                    self._note_base(t._base)
+                if call.in_place and (base := base_of(t)) is not None:
+                    self._note_base(base)
         elif call.derived:
             sources = {id(p): p for t in call.derived for p in self._sources(t)}
             origin = Derived(tuple(sources.values()), _copied(call))
