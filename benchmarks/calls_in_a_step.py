@@ -5,7 +5,7 @@
 A measure of how far one has to read: what is called in the files of ``dome`` from
 ``model(x)`` to the end of ``optimizer.step()``, for an MLP of two layers with TopK
 behind the filter, after a few steps. A change of file is a call whose file is not that
-of the call before it.
+of the call before it. Every time that a generator goes on counts as a call.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Profile:
 
 
 def main() -> None:
-    """Print the counts, and the calls of each file."""
+    """Print the counts, of each room and of all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layout", default="global")
     options = parser.parse_args()
@@ -65,8 +65,10 @@ def main() -> None:
     files = profile.files
     changes = sum(a != b for a, b in pairwise(files))
     print(f"{len(files)} calls, {len(set(files))} files, {changes} changes of file")
-    for name, number in Counter(files).most_common():
-        print(f"{number:6} {name}")
+    rooms = Counter(name.partition("/")[0] for name in files)
+    for room, number in rooms.most_common():
+        own = {name for name in files if name.partition("/")[0] == room}
+        print(f"{number:6} calls, {len(own):3} files   {room}")
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ def _slots(named: list[tuple[str, nn.Parameter]]) -> tuple[Slot, ...]:
 
 
 def _layers(slots: tuple[Slot, ...]) -> tuple[Block, ...]:
-    """One block a module: neighbours whose names differ in the last part only."""
+    """One block per module: neighbours whose names differ in the last part only."""
     blocks: list[Block] = []
     for slot in slots:
         module = slot.name.rpartition(".")[0] or slot.name

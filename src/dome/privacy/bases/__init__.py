@@ -1,4 +1,4 @@
-"""The sources of a basis that keep privacy, one a file and one line in ``BASES``."""
+"""The sources of a basis that keep privacy: one file and one line in ``BASES``."""
 
 from collections.abc import Callable
 from typing import Any
