@@ -162,12 +162,12 @@ def _lane_blocks(
 
 
 def _readable_blocks(
-    dtype: torch.dtype, tall: Tensor, *wide: Tensor
+    dtype: torch.dtype, tall: Tensor, wide: Tensor | None = None
 ) -> Iterator[slice]:
     """Blocks of rows to read: larger ones if nothing has to be converted."""
-    converted = any(t.dtype != dtype for t in (tall, *wide))
-    num_wide = sum(len(t) for t in wide)
-    if converted or tall.device.type != "cpu":
+    num_wide = 0 if wide is None else len(wide)
+    converted = wide is not None and wide.dtype != dtype
+    if converted or tall.dtype != dtype or tall.device.type != "cpu":
         return row_blocks(tall, tall.shape[1] + num_wide)
     summands = max(cpu.SUMMANDS // max(tall.shape[1] * num_wide, 1), 1)
     return slices(len(tall), min(cpu.VIEW_ROWS, summands * cpu.PIECE_ROWS))
