@@ -4,8 +4,9 @@ Beyond the paper, on fig03's question. Is it the tracked subspace, or would any 
 only smaller samples? Random directions are taken out instead; samples are normalised,
 or clipped; compressors with error feedback take the sketch's place; PowerSGD and the
 sketch send as many bytes, with the filter and without; k is smaller, with one basis or
-one per layer; half of the span is taken out; the span is that of the gradients as Adam
-scales them. The learning rate of each is chosen as in ext04.
+one per layer; directions are of low rank in every weight; half of the span is taken
+out; the span is that of the gradients as Adam scales them. The learning rate of each is
+chosen as in ext04.
 
 Scale cpu: as ext04, without CIFAR-10.
 """
@@ -32,6 +33,7 @@ from dome_lab.paper.tuning import TEST, Grid, first_trials, search
 
 RATE = 100.0
 POWER_RATE = 28.0  # the least that PowerSGD can send of a ResNet-8
+DIRECTION_RANK = 4
 UNFILTERED = "no filter"
 FEEDBACK = ("topk+feedback", "randomk+feedback")
 
@@ -58,6 +60,7 @@ def variants(
         *(replace(run, rank=rank) for rank in ranks),
         *(replace(run, rank=rank, layout="layerwise") for rank in ranks),
         *(replace(plain, compressor=name) for name in FEEDBACK),
+        replace(run, rank=ranks[0], direction_rank=DIRECTION_RANK),
         replace(run, strength=0.5),
         replace(run, removes="preconditioned"),
         sketch,
@@ -216,6 +219,8 @@ def _what_is_removed(row: Row) -> str:
         return _OTHER_SPANS[str(row["removes"])]
     if row["strength"] != 1:
         return f"DOME, strength {row['strength']:g}"
+    if row["direction_rank"] is not None:
+        return f"DOME, directions of rank {row['direction_rank']}"
     return "DOME" if row["layout"] == "global" else "DOME, one basis per layer"
 
 
