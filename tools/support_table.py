@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from features import ROWS, Row
+from matrix import ENVIRONMENTS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "support.json"
@@ -27,7 +28,13 @@ def versions(results: dict) -> str:
         "trainers' tests |",
         "| --- | --- | --- | --- | --- |",
     ]
-    for found in results["environments"].values():
+    for name, wanted in ENVIRONMENTS.items():
+        found = results["environments"].get(name)
+        if found is None:
+            lines.append(
+                f"| {wanted.torch} | {wanted.python} | - | not run | not run |"
+            )
+            continue
         packages = found["packages"]
         others = ", ".join(packages.get(name, "-") for name in TRAINERS)
         suites = [told(found["suites"].get(s)) for s in ("quick", "integrations")]

