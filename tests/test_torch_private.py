@@ -1,5 +1,6 @@
 import ast
 import re
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -123,6 +124,26 @@ def test_a_reentrant_checkpoint_has_no_frame(monkeypatch):
 
     checkpoint(region, torch.ones(2, requires_grad=True), use_reentrant=True)
     assert frames == [None]
+
+
+def test_vectors_are_made_and_cut_the_same_without_torchs_own(monkeypatch):
+    tensors = [torch.arange(6.0).view(2, 3), torch.ones(2)]
+    vector = torch_private.flattened(tensors)
+    pieces = torch_private.unflattened(vector, tensors)
+    monkeypatch.delattr(torch._utils, "_flatten_dense_tensors")
+    monkeypatch.delattr(torch._utils, "_unflatten_dense_tensors")
+    assert torch.equal(torch_private.flattened(tensors), vector)
+    again = torch_private.unflattened(vector, tensors)
+    assert all(map(torch.equal, pieces, again))
+    assert all(p.data_ptr() == q.data_ptr() for p, q in zip(pieces, again, strict=True))
+
+
+def test_a_torch_without_what_is_imported_is_named(monkeypatch):
+    monkeypatch.delattr("torch.utils._pytree.tree_map_only")
+    with pytest.raises(
+        ImportError, match=r"torch .* has no .*tree_map_only.* dome needs"
+    ):
+        runpy.run_path(torch_private.__file__)
 
 
 def test_a_tensor_counts_what_was_written_to_it():

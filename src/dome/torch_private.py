@@ -12,20 +12,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-
-# The abstract kinds behind BatchNorm1d, 2d, 3d and their synchronised and lazy forms,
-# under these names since torch 1.
-from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm as AnyInstanceNorm
 from torch.optim import Optimizer
 from torch.utils import checkpoint
-
-# Sees every operation below autograd and autocast. Torch 2.6 to 2.15.
-from torch.utils._python_dispatch import TorchDispatchMode
-
-# Torch 2.6 to 2.15. A public torch.utils.pytree exists in the newest only.
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 from torch.utils.hooks import RemovableHandle
+
+try:
+    # The abstract kinds behind BatchNorm1d, 2d, 3d and their synchronised and lazy
+    # forms, under these names since torch 1.
+    from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
+    from torch.nn.modules.instancenorm import _InstanceNorm as AnyInstanceNorm
+
+    # Sees every operation below autograd and autocast. Torch 2.6 to 2.15.
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    # Torch 2.6 to 2.15. A public torch.utils.pytree exists in the newest only.
+    from torch.utils._pytree import (
+        tree_flatten,
+        tree_map,
+        tree_map_only,
+        tree_unflatten,
+    )
+except ImportError as error:
+    raise ImportError(
+        f"torch {torch.__version__} has no {error}, which dome needs: use a version of "
+        f"torch that the README's support table names"
+    ) from error
 
 __all__ = [
     "AnyBatchNorm",
@@ -65,12 +76,16 @@ def _needed(owner: object, name: str) -> Callable[..., Any]:
     """A function of torch; where it is missing, one that says so when called."""
 
     def missing(*_: object) -> None:
-        raise RuntimeError(
-            f"torch {torch.__version__} has no {name}, which dome needs: use a version "
-            f"of torch that the README's support table names"
-        )
+        raise RuntimeError(_lacks(name))
 
     return getattr(owner, name, missing)
+
+
+def _lacks(name: str) -> str:
+    return (
+        f"torch {torch.__version__} has no {name}, which dome needs: use a version of "
+        f"torch that the README's support table names"
+    )
 
 
 # The fused recurrent layers and cells as nn.LSTM and its kin call them: what a
@@ -89,18 +104,29 @@ will_run: Callable[[Node], bool] = _needed(torch._C, "_will_engine_execute_node"
 def when_backward_ends(call: Callable[[], None]) -> None:
     """Call a function once the running backward pass has filled every ``.grad``."""
     # What DDP ends its own with: in every torch 2, no way without it.
-    torch.autograd.Variable._execution_engine.queue_callback(call)
+    engine = getattr(torch.autograd.Variable, "_execution_engine", None)
+    _needed(engine, "queue_callback")(call)
 
 
 def version_of(t: Tensor) -> int:
     """How often a tensor was written to in place; 0 under inference_mode."""
-    # In every torch 2 and in its notes on autograd, but without a public name.
-    return 0 if t.is_inference() else t._version
+    # In every torch 2 and in its notes on autograd, but without a public name. What is
+    # made under inference_mode has none.
+    if t.is_inference():
+        return 0
+    try:
+        return t._version
+    except AttributeError as error:
+        raise RuntimeError(_lacks("Tensor._version")) from error
 
 
 def base_of(t: Tensor) -> Tensor | None:
     """The tensor that this one is a view of, or None."""
-    return t._base  # in every torch 2, no way without it
+    # In every torch 2, no way without it.
+    try:
+        return t._base
+    except AttributeError as error:
+        raise RuntimeError(_lacks("Tensor._base")) from error
 
 
 def hook_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
@@ -118,12 +144,22 @@ def hook_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
 def flattened(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors one after the other as one vector; of a single tensor it is a view."""
     # In DDP's Python since torch 1: a third of the time of torch.cat of reshaped ones.
-    return torch._utils._flatten_dense_tensors(tensors)
+    flatten = getattr(torch._utils, "_flatten_dense_tensors", None)
+    if flatten is None:
+        return torch.cat([t.reshape(-1) for t in tensors])
+    vector: Tensor = flatten(tensors)
+    return vector
 
 
 def unflattened(vector: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Pieces of a vector, views in the shapes of these tensors."""
-    return torch._utils._unflatten_dense_tensors(vector, tensors)
+    # As long as the other.
+    unflatten = getattr(torch._utils, "_unflatten_dense_tensors", None)
+    if unflatten is None:
+        parts = vector.split([t.numel() for t in tensors])
+        return [p.view(t.shape) for p, t in zip(parts, tensors, strict=True)]
+    pieces: Sequence[Tensor] = unflatten(vector, tensors)
+    return pieces
 
 
 def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -186,12 +222,14 @@ def schema_arguments(name: str) -> list[list[tuple[str, str, Any]]]:
 
 def runs_step_hooks(optimizer: Optimizer) -> bool:
     """Whether an optimizer calls its hooks: wrappers only inherit how to add them."""
+    # 2.6 to 2.15; without it every optimizer is taken for a wrapper and refused.
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether calls of this module run code that torch.compile made."""
-    # By name: importing torch._dynamo costs a second that most users need not pay.
+    # By name: importing torch._dynamo costs a second that most users need not pay. 2.6
+    # to 2.15; without these names a compiled module is not told from another.
     compiled = type(module).__name__ == "OptimizedModule"
     return compiled or getattr(module, "_compiled_call_impl", None) is not None
 
