@@ -50,6 +50,7 @@ __all__ = [
     "current_graph_task",
     "default_store",
     "flattened",
+    "fsdp_groups",
     "fused",
     "hook_first",
     "in_checkpoint_recomputation",
@@ -262,6 +263,21 @@ def default_store() -> Any:  # noqa: ANN401 (there is no public name for its typ
     from torch.distributed import distributed_c10d  # not in every build of torch
 
     return _needed(distributed_c10d, "_get_default_store")()
+
+
+def fsdp_groups(module: nn.Module) -> list[Any]:
+    """The groups of parameters that ``fully_shard`` reduces together, of one module.
+
+    They are ``FSDPParamGroup`` of torch, whose ``_reduce_scatter_comm``,
+    ``_all_gather_comm``, ``gradient_divide_factor`` and
+    ``force_sum_reduction_for_comms`` have public setters and are read here to be put
+    back later.
+    """
+    # 2.9 to 2.15; one group a module until 2.10, a list of them since.
+    state = _needed(module, "_get_fsdp_state")()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    groups = [getattr(state, "_fsdp_param_group", None)] if groups is None else groups
+    return [group for group in groups if group is not None]
 
 
 _top_hooks: Callable[[bool], Any] | None = getattr(

@@ -22,3 +22,15 @@ def three_workers(tmp_path_factory, shared):
 def two_workers(tmp_path_factory, shared, three_workers):
     # After three: it goes on from what they saved.
     return run_program(2, tmp_path_factory.mktemp("two"), shared)
+
+
+@pytest.fixture(scope="session")
+def fsdp_workers(tmp_path_factory):
+    """{P: results}; three workers first: the others go on from what they saved."""
+    shared = tmp_path_factory.mktemp("shared_fsdp")
+    return {
+        num: run_program(
+            num, tmp_path_factory.mktemp(f"fsdp{num}"), shared, "fsdp_checks"
+        )
+        for num in (3, 2, 4)
+    }

@@ -23,10 +23,10 @@ def environment():
     }
 
 
-def run_program(num_workers, folder, shared):
-    """Every check of program.py on P workers: {check: [what each rank says]}."""
+def run_program(num_workers, folder, shared, module="checks"):
+    """Every check of a module on P workers: {check: [what each rank says]}."""
     folder.mkdir(parents=True, exist_ok=True)
-    arguments = [str(num_workers), str(folder), str(shared)]
+    arguments = [str(num_workers), str(folder), str(shared), module]
     processes = [
         subprocess.Popen(
             [sys.executable, str(HERE / "program.py"), str(rank), *arguments],

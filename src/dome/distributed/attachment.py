@@ -1,21 +1,23 @@
-"""``attach``: the filter for a DDP model, as one line in its training loop."""
+"""``attach``: the filter across workers, as one line in a training loop."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dome.attachment import call_before_step, check_no_filter
 from dome.compression import Compressor
 from dome.distributed.compressed import CompressedFilter
+from dome.distributed.fully_sharded import FullyShardedFilter
+from dome.distributed.reduce_scatter import sharded_modules
 from dome.distributed.sharded import ShardedFilter
 from dome.newcomers import Newcomers, held_by
 
 
 def attach(
-    model: DistributedDataParallel,
+    model: nn.Module,
     optimizer: Optimizer,
     rank: int | Mapping[str, int],
     compressor: Compressor | None = None,
@@ -23,7 +25,7 @@ def attach(
     samples: str = "per_sample",
     share: str | int = "own",
     **options: Any,  # noqa: ANN401 (the filters name and check them)
-) -> ShardedFilter | CompressedFilter:
+) -> ShardedFilter | CompressedFilter | FullyShardedFilter:
     """Filter the gradients of every ``optimizer.step()`` across workers from now on.
 
     DDP's own communication is switched off until ``detach()``, as in its ``no_sync()``:
@@ -31,19 +33,26 @@ def attach(
     every worker counts the same. A worker without samples at a step calls
     ``optimizer.step()`` all the same.
 
+    A model of ``fully_shard`` reduces its gradients as ever, by an all-to-all of the
+    same bytes, in which workers see each other's gradients.
+
     Args:
-        model: The model that is trained, in ``DistributedDataParallel``.
-        optimizer: Any optimizer over all of its trainable parameters.
+        model: The model that is trained, in ``DistributedDataParallel``, or after
+            ``fully_shard`` (FSDP2, torch 2.9 or newer).
+        optimizer: Any optimizer over all of its trainable parameters; with
+            ``fully_shard`` those that it does not have are left alone.
         rank: Number of directions K to remove.
         compressor: Without one, the basis is split over workers, and gradients are
             exact. With one (every worker makes its own, alike), each worker filters its
             own gradient, and only messages travel.
         samples: "per_sample", which equals one process with the whole batch; or
             "worker", each worker's local gradient (with gradient accumulation, each of
-            its micro-batches), which costs the traffic of DDP.
+            its micro-batches), which costs the traffic of DDP, or of FSDP2; with
+            ``fully_shard`` there is no other.
         share: With a compressor, how workers share bases: "own", not at all, or a
             number of steps after which they are brought together.
-        **options: Those of ``GradientFilter`` but ``scaler``.
+        **options: Those of ``GradientFilter`` but ``scaler``; with ``fully_shard``
+            ``after`` is another exception.
 
     Returns:
         The filter; ``.detach()`` undoes this call.
@@ -54,8 +63,21 @@ def attach(
             "a GradScaler looks at gradients before they are averaged, so that one "
             "worker would skip a step that others take: train in bfloat16 without one"
         )
+    grad_filter: ShardedFilter | CompressedFilter | FullyShardedFilter
+    if sharded_modules(model):
+        if compressor is not None or share != "own":
+            raise ValueError(
+                "a compressor needs the whole gradient, which no worker of fully_shard "
+                "has: use DistributedDataParallel, or leave the compressor out"
+            )
+        held = held_by(optimizer)
+        grad_filter = FullyShardedFilter(
+            model, rank, samples=samples, parameters=held, **options
+        )
+        call_before_step(optimizer, grad_filter, Newcomers(model, held))
+        return grad_filter
+    model = _wrapped(model)
     parameters = _parameters(model, optimizer)
-    grad_filter: ShardedFilter | CompressedFilter
     if compressor is None:
         if share != "own":
             raise ValueError(
@@ -82,11 +104,6 @@ def attach(
 
 def _parameters(model: DistributedDataParallel, optimizer: Optimizer) -> list[Tensor]:
     """The parameters of the optimizer; refused unless they are all of the model's."""
-    if not isinstance(model, DistributedDataParallel):
-        raise ValueError(
-            f"model must be a DistributedDataParallel, got {type(model).__name__}: "
-            f"wrap it, or use dome.attach in one process"
-        )
     held = held_by(optimizer)
     known = {id(p) for p in held}
     for name, p in model.module.named_parameters():
@@ -97,3 +114,23 @@ def _parameters(model: DistributedDataParallel, optimizer: Optimizer) -> list[Te
                 f"freeze the others"
             )
     return held
+
+
+def _wrapped(model: nn.Module) -> DistributedDataParallel:
+    """The model; refused by name if it is not in ``DistributedDataParallel``."""
+    if isinstance(model, DistributedDataParallel):
+        return model
+    if type(model).__name__ == "FullyShardedDataParallel":
+        raise ValueError(
+            "FullyShardedDataParallel is the first FSDP, which hides the parameters "
+            "that a basis belongs to: use fully_shard (FSDP2)"
+        )
+    if any(hasattr(p, "device_mesh") for p in model.parameters()):
+        raise ValueError(
+            "the model is split by tensor parallelism, which is not supported: use "
+            "fully_shard (FSDP2) over a mesh of one dimension"
+        )
+    raise ValueError(
+        f"model must be a DistributedDataParallel or a model of fully_shard, got "
+        f"{type(model).__name__}: wrap it, or use dome.attach in one process"
+    )

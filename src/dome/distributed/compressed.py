@@ -92,6 +92,7 @@ class CompressedFilter(Hooked):
         """Filter this worker's gradient, send it, put the average in ``.grad``."""
         self._local.check()
         self._workers.traffic.begin_step()
+        self._workers.traffic.reduced_by_ddp(self._gradient_bytes)
         if self._every and self._num_steps and self._num_steps % self._every == 0:
             self._share()
         self._stats = None
@@ -114,7 +115,7 @@ class CompressedFilter(Hooked):
     def stats(self) -> DistributedStats:
         """What the last step did and sent. Computed when asked for, by any worker."""
         base = self._filter.stats if self._stats is None else self._stats
-        return self._workers.traffic.stats(base, self._gradient_bytes)
+        return self._workers.traffic.stats(base)
 
     def state_dict(self, only: int | None = None) -> dict[str, Tensor]:
         """The state of a ``GradientFilter`` in one process, whatever P is.

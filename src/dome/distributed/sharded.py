@@ -94,6 +94,7 @@ class ShardedFilter(Hooked):
         self._whole = WholeBasis(self._resharding)
         self._source = self._options.source_for(model.module, self._layout)
         self._local = LocalGradients(model, self._workers)
+        self._gradient_bytes = self._layout.dim * self._layout.dtype.itemsize
         self._num_steps = 0
         self._norms: tuple[Tensor, Tensor] | None = None
         self._seconds = 0.0
@@ -106,6 +107,7 @@ class ShardedFilter(Hooked):
         start, step = time.perf_counter(), self._num_steps
         self._local.check()
         self._workers.traffic.begin_step()
+        self._workers.traffic.reduced_by_ddp(self._gradient_bytes)
         rows = self._source.take() if self._options.takes_samples(step) else None
         gradient = self._layout.gather()
         everyone = self._shake_hands(rows, gradient)
@@ -134,8 +136,7 @@ class ShardedFilter(Hooked):
         """What the last step did and sent. Computed when asked for, by any worker."""
         trackers = list(self.trackers.values())
         base = collect_stats(trackers, self._num_steps, self._norms, self._seconds)
-        num_bytes = self._layout.dim * self._layout.dtype.itemsize
-        return self._workers.traffic.stats(base, num_bytes)
+        return self._workers.traffic.stats(base)
 
     def state_dict(self, only: int | None = None) -> dict[str, Tensor]:
         """The state of a ``GradientFilter`` in one process, whatever P is.

@@ -1,5 +1,7 @@
 """Bytes that a worker sends, counted as they go, against what DDP would have sent.
 
+For a model of ``fully_shard`` the comparison is FSDP2's reduce-scatter, (P − 1)/P n.
+
 Letters: D numbers in the gradient, P workers. A ring all-reduce of n bytes sends
 2 (P − 1)/P n from every worker, an all-gather of n bytes a worker (P − 1) n, an
 all-to-all all but a worker's own part, and a broadcast n from all but the last. Frames
@@ -33,8 +35,9 @@ class DistributedStats(FilterStats):
             "buffers" (of the model, where DDP sends them too).
         bytes_sent: All of them.
         total_bytes_sent: The same since the beginning, checkpoints included.
-        ddp_bytes: What DDP's ring all-reduce of the gradient sends a step; it sends
-            buffers besides.
+        ddp_bytes: What the gradient would have cost in this step without a filter: by
+            DDP's ring all-reduce, which sends buffers besides, or by FSDP2's
+            reduce-scatter, which gathers parameters besides.
         total_ddp_bytes: The same for all steps since the beginning.
     """
 
@@ -64,12 +67,18 @@ class Traffic:
         self._worker, self._num_workers = worker, num_workers
         self._step: Counter[str] = Counter()
         self._total = 0
-        self._num_steps = 0
+        self._plain = self._total_plain = 0
+        self.is_over = True  # the step that was counted last
 
     def begin_step(self) -> None:
         """Start to count anew what a step sends."""
         self._step.clear()
-        self._num_steps += 1
+        self._plain, self.is_over = 0, False
+
+    def count_plain(self, num_bytes: int) -> None:
+        """Bytes that this worker would have sent without a filter."""
+        self._plain += num_bytes
+        self._total_plain += num_bytes
 
     def count(self, kind: str, num_bytes: int) -> None:
         """Bytes that this worker has sent to others."""
@@ -80,6 +89,18 @@ class Traffic:
         """A ring all-reduce of so many bytes."""
         self.count(kind, ring_bytes(num_bytes, self._num_workers))
 
+    def reduced_by_ddp(self, num_bytes: int) -> None:
+        """A gradient of so many bytes that DDP would have averaged."""
+        self.count_plain(ring_bytes(num_bytes, self._num_workers))
+
+    def reduced_by_fsdp(self, kind: str, num_bytes: int) -> None:
+        """A part of the gradient that takes the bytes of a reduce-scatter."""
+        if self.is_over:
+            self.begin_step()  # in backward(), before optimizer.step()
+        sent = (self._num_workers - 1) * num_bytes // self._num_workers
+        self.count(kind, sent)
+        self.count_plain(sent)
+
     def gathered(self, kind: str, num_bytes: int) -> None:
         """An all-gather of so many bytes a worker."""
         self.count(kind, (self._num_workers - 1) * num_bytes)
@@ -89,9 +110,8 @@ class Traffic:
         is_last = self._worker == self._num_workers - 1
         self.count(kind, 0 if is_last else num_bytes)
 
-    def stats(self, base: FilterStats, gradient_bytes: int) -> DistributedStats:
+    def stats(self, base: FilterStats) -> DistributedStats:
         """The record of a step, with the bytes of it."""
-        ddp = ring_bytes(gradient_bytes, self._num_workers)
         sent = {kind: self._step[kind] for kind in KINDS}
         return DistributedStats(
             **asdict(base),
@@ -100,8 +120,8 @@ class Traffic:
             sent=MappingProxyType(sent),
             bytes_sent=sum(sent.values()),
             total_bytes_sent=self._total,
-            ddp_bytes=ddp,
-            total_ddp_bytes=ddp * self._num_steps,
+            ddp_bytes=self._plain,
+            total_ddp_bytes=self._total_plain,
         )
 
 

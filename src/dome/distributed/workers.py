@@ -35,27 +35,27 @@ class Workers:
         self.group, self.device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.traffic = Traffic(self.rank, self.size)
-        self._arrivals = 0
+        self._arrivals, self._at = 0, ""
         # torchrun may keep one store over restarts: each life has names of its own.
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._prefix = f"dome/{life}/{next(_numbers)}"
 
     def table(self, row: Sequence[int]) -> list[list[int]]:
         """The rows of all workers, each of the same number of integers."""
-        self._arrive()
+        self.arrive()
         mine = torch.tensor(row, dtype=torch.int64, device=self.device)
         everyone = mine.new_empty(self.size * len(mine))
         self.traffic.gathered("control", mine.nbytes)
-        with self._waiting("the start of the step"):
+        with self.waiting("the start of the step"):
             _all_gather(everyone, mine, group=self.group)
         rows: list[list[int]] = everyone.view(self.size, -1).tolist()
         return rows
 
     def exchange_words(self, words: dict[str, str]) -> list[dict[str, str]]:
         """The words of all workers, rank by rank; for once, at the beginning."""
-        self._arrive()
+        self.arrive()
         everyone: list[dict[str, str]] = [{} for _ in range(self.size)]
-        with self._waiting("the comparison of options"):
+        with self.waiting("the comparison of options"):
             dist.all_gather_object(everyone, words, group=self.group)
         return everyone
 
@@ -69,14 +69,14 @@ class Workers:
     def add_up_(self, tensor: Tensor, kind: str) -> None:
         """Add up a tensor over workers in place: the same bits on each."""
         self.traffic.all_reduced(kind, tensor.nbytes)
-        with self._waiting(f"a sum of {kind}"):
+        with self.waiting(f"a sum of {kind}"):
             dist.all_reduce(tensor, group=self.group)
 
     def scatter_sum(self, tensor: Tensor, kind: str) -> Tensor:
         """Of the sum of tensors (P n, ...) over workers, this one's part (n, ...)."""
         part = tensor.new_empty(len(tensor) // self.size, *tensor.shape[1:])
         self.traffic.count(kind, (self.size - 1) * part.nbytes)
-        with self._waiting(f"the scattered {kind}"):
+        with self.waiting(f"the scattered {kind}"):
             _reduce_scatter(part, tensor.contiguous(), group=self.group)
         return part
 
@@ -85,14 +85,14 @@ class Workers:
         tensor = tensor.contiguous()
         everyone = tensor.new_empty(self.size * len(tensor), *tensor.shape[1:])
         self.traffic.gathered(kind, tensor.nbytes)
-        with self._waiting(f"the gathered {kind}"):
+        with self.waiting(f"the gathered {kind}"):
             _all_gather(everyone, tensor, group=self.group)
         return everyone
 
     def broadcast_(self, tensor: Tensor, kind: str) -> None:
         """Overwrite a tensor by that of the first worker."""
         self.traffic.passed_on(kind, tensor.nbytes)
-        with self._waiting(f"the {kind} of the first worker"):
+        with self.waiting(f"the {kind} of the first worker"):
             dist.broadcast(tensor, group=self.group, group_src=0)
 
     def agree_on(self, generator: torch.Generator | None) -> torch.Generator | None:
@@ -118,7 +118,7 @@ class Workers:
         others = leaving.numel() - parts[self.rank].numel()
         self.traffic.count(kind, others * leaving.itemsize)
         arriving = leaving.new_empty(sum(lengths))
-        with self._waiting(f"the exchange of {kind}"):
+        with self.waiting(f"the exchange of {kind}"):
             dist.all_to_all_single(
                 arriving,
                 leaving,
@@ -127,6 +127,22 @@ class Workers:
                 group=self.group,
             )
         return arriving
+
+    def deal(self, vector: Tensor, kind: str, group: dist.ProcessGroup) -> Tensor:
+        """Send each worker its part of a vector (P n,), and get one of each, (P, n).
+
+        In the place of a reduce-scatter of FSDP2, and counted as such.
+
+        Args:
+            vector: P equal parts.
+            kind: What they are for.
+            group: The workers, perhaps by another process group than this one's.
+        """
+        arriving = torch.empty_like(vector)
+        self.traffic.reduced_by_fsdp(kind, vector.nbytes)
+        with self.waiting(f"the exchange of {kind}"):
+            dist.all_to_all_single(arriving, vector, group=group)
+        return arriving.view(self.size, -1)
 
     def collect(
         self,
@@ -157,20 +173,26 @@ class Workers:
         chosen = worker == self.rank
         parts = [torch.empty_like(tensor) for _ in range(self.size)] if chosen else None
         self.traffic.count(kind, 0 if chosen else tensor.nbytes)
-        with self._waiting(f"the gathered {kind}"):
+        with self.waiting(f"the gathered {kind}"):
             dist.gather(tensor, parts, group=self.group, group_dst=worker)
         return parts or []
 
-    def _arrive(self) -> None:
-        """Leave word in the store, so that others can see who does not come."""
+    def arrive(self, at: str | None = None) -> None:
+        """Leave word in the store, so that others can see who does not come.
+
+        Args:
+            at: Where all workers come to; the next step if not given.
+        """
         self._arrivals += 1
+        self._at = f"step {self._arrivals}" if at is None else at
         default_store().set(self._name(self.rank), str(self._arrivals))
 
     def _name(self, worker: int) -> str:
         return f"{self._prefix}/{worker}"
 
     @contextmanager
-    def _waiting(self, what: str) -> Iterator[None]:
+    def waiting(self, what: str) -> Iterator[None]:
+        """Say who is missing where a collective inside fails."""
         try:
             yield
         except RuntimeError as error:
@@ -191,6 +213,6 @@ class Workers:
         except RuntimeError:
             return "and the store that knows who arrived does not answer either"
         if not late:
-            return f"all ranks came to step {self._arrivals}, and one broke off in it"
+            return f"all ranks came to {self._at}, and one broke off in it"
         names = " and ".join(f"rank {worker}" for worker in late)
-        return f"{names} did not come to step {self._arrivals}"
+        return f"{names} did not come to {self._at}"

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 
 import dome.distributed
 from dome.attachment import attach as attach_here
-from dome.distributed import CompressedFilter, ShardedFilter
+from dome.distributed import CompressedFilter, FullyShardedFilter, ShardedFilter
 from dome.filter import GradientFilter
 
-AnyFilter = GradientFilter | ShardedFilter | CompressedFilter
+AnyFilter = GradientFilter | ShardedFilter | CompressedFilter | FullyShardedFilter
 
 
 def attach(

@@ -1,0 +1,101 @@
+"""Which models of ``fully_shard`` can be filtered; the others are refused by name."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dome.distributed.handshake import refuse_directions
+from dome.distributed.reduce_scatter import sharded_modules
+from dome.options import FilterOptions
+from dome.torch_private import fsdp_groups
+
+OLDEST = "2.9"  # the first torch with FSDPModule.set_custom_reduce_scatter
+
+
+def check_supported(
+    model: nn.Module, samples: str, options: FilterOptions
+) -> dist.ProcessGroup:
+    """The workers of a model; raises ``ValueError`` for what cannot be filtered."""
+    _check_options(samples, options)
+    for module in sharded_modules(model):
+        _check_module(module)
+    groups = [
+        _group_of(name, p) for name, p in model.named_parameters() if p.requires_grad
+    ]
+    if not groups:
+        raise ValueError("no trainable parameter in the model: nothing to filter")
+    if any(group is not groups[0] for group in groups):
+        raise ValueError(
+            "the parameters are sharded over different meshes: shard all of them over "
+            "one mesh with one dimension"
+        )
+    return groups[0]
+
+
+def _check_options(samples: str, options: FilterOptions) -> None:
+    if samples != "worker":
+        raise ValueError(
+            f'a model of fully_shard takes samples="worker", each worker\'s gradient, '
+            f"got {samples!r}: no worker has the whole gradient of a sample"
+        )
+    if options.stages:
+        raise ValueError(
+            "after gets the whole filtered gradient, which no worker of fully_shard "
+            "has: leave it out, and clip with torch.nn.utils.clip_grad_norm_"
+        )
+    refuse_directions(options)
+    if callable(options.tracker):
+        raise ValueError(
+            'with fully_shard the tracker is "power" or "svd": the state of one of '
+            "your own cannot be split over workers"
+        )
+
+
+def _check_module(module: Any) -> None:  # noqa: ANN401 (an FSDPModule, slow to import)
+    if not hasattr(module, "set_custom_reduce_scatter"):
+        raise RuntimeError(
+            f"torch {torch.__version__} has no FSDPModule.set_custom_reduce_scatter, "
+            f"through which workers see each other's gradients: use torch {OLDEST} or "
+            f"newer, or DistributedDataParallel"
+        )
+    groups = fsdp_groups(module)
+    if len(groups) > 1:
+        raise ValueError(
+            f"fully_shard made {len(groups)} groups of the parameters of "
+            f"{type(module).__name__}, by a shard_placement_fn with meshes of its own: "
+            f"shard over one mesh"
+        )
+    for group in groups:
+        comm = group._reduce_scatter_comm
+        if not type(comm).__module__.startswith("torch."):
+            raise ValueError(
+                f"{type(module).__name__} has a reduce-scatter already, "
+                f"{type(comm).__name__}, and a filter needs to put its own there: "
+                f"detach the other filter, or leave out set_custom_reduce_scatter"
+            )
+
+
+def _group_of(name: str, p: Any) -> dist.ProcessGroup:  # noqa: ANN401 (a DTensor)
+    """The workers that hold a parameter."""
+    if not hasattr(p, "device_mesh"):
+        raise ValueError(
+            f"parameter {name!r} is trained, but not sharded by fully_shard: its "
+            f"gradient would stay local. Call fully_shard for the whole model too, or "
+            f"freeze it"
+        )
+    if p.device_mesh.ndim > 1:
+        hybrid = any(placement.is_replicate() for placement in p.placements)
+        way = "hybrid sharding (HSDP)" if hybrid else "tensor parallelism with FSDP2"
+        raise ValueError(
+            f"parameter {name!r} lies on a mesh of {p.device_mesh.ndim} dimensions: "
+            f"{way} is not supported, use fully_shard over a mesh of one dimension"
+        )
+    (placement,) = p.placements
+    if not placement.is_shard(0):
+        raise ValueError(
+            f"parameter {name!r} is split as {placement}: a basis is split along the "
+            f"first dimension, leave out shard_placement_fn"
+        )
+    return p.device_mesh.get_group()

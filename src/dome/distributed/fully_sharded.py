@@ -1,0 +1,224 @@
+"""The filter for a model of ``fully_shard`` (FSDP2): a worker filters what it holds.
+
+Letters: D parameters, K directions, P workers. FSDP2 leaves worker p its part of the
+averaged gradient; beside it lie the same numbers of every worker's own gradient (P,
+D/P), which are the samples, and its rows of U (D/P, K). All that an update needs of the
+others are sums of P K + P² numbers. Nothing of size D is ever brought together.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dome import state as states
+from dome.diagnostics import collect_stats
+from dome.distributed.fully_shard_checks import check_supported
+from dome.distributed.handshake import (
+    Handshake,
+    check_same_options,
+    sample_counts,
+    shake_hands,
+)
+from dome.distributed.placement import Placement
+from dome.distributed.reduce_scatter import Interception, sharded_modules
+from dome.distributed.traffic import DistributedStats
+from dome.distributed.worker_rows import WorkerRows
+from dome.distributed.workers import Workers
+from dome.filter import make_tracker, norm_of
+from dome.hooking import Hooked
+from dome.numerics.factored import HELD
+from dome.options import FilterOptions
+from dome.parameters import Block, Layout
+from dome.torch_private import fsdp_groups
+from dome.trackers import Tracker
+
+
+class FullyShardedFilter(Hooked):
+    """``GradientFilter`` for a model of ``fully_shard``, split as its parameters are.
+
+    All workers must call ``step()``, ``state_dict()``, ``full_state_dict()`` and
+    ``load_state_dict()`` together. Each worker's gradient of a backward pass that
+    reduces gradients is one sample.
+
+    Args:
+        model: The model; FSDP2's reduce-scatter is an all-to-all from now on.
+        rank: Number of directions K, or numbers by layer, as for ``GradientFilter``.
+        samples: "worker", the only one there is: no worker has a whole gradient.
+        parameters: Filter only those of the model's parameters that are among these.
+        **options: Those of ``GradientFilter`` but ``after`` and trackers of your own.
+            The generator of the first worker counts.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        rank: int | Mapping[str, int],
+        *,
+        samples: str = "worker",
+        parameters: Iterable[Tensor] | None = None,
+        **options: Any,  # noqa: ANN401 (FilterOptions names and checks them)
+    ) -> None:
+        super().__init__()
+        options |= {"rank": rank, "samples": "microbatch"}
+        self._options = FilterOptions.named("dome.distributed.attach", options)
+        group = check_supported(model, samples, self._options)
+        self._layout = Layout(model, self._options.layout, only=parameters)
+        self._workers = Workers(group, self._layout.device)
+        check_same_options(
+            self._workers, self._options, num_parameters=self._layout.dim
+        )
+        self._placement = Placement(self._layout, self._workers)
+        generator = self._workers.agree_on(self._options.generator)
+        self._options = replace(self._options, generator=generator)
+        self._tracker = make_tracker(self._layout, self._options, self._placement.place)
+        self._rows = WorkerRows(model, self._layout, self._placement, self._workers)
+        self._intercepted = [
+            Interception(module, self._rows, self._workers)
+            for module in sharded_modules(model)
+            if fsdp_groups(module)
+        ]
+        self.hook_into(model.register_forward_pre_hook(self._arrive))
+        self._num_steps = 0
+        self._norms: tuple[Tensor, Tensor] | None = None
+        self._seconds = 0.0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Turn the basis towards the workers' gradients, filter ``.grad``."""
+        start, step = time.perf_counter(), self._num_steps
+        if self._workers.traffic.is_over:
+            self._workers.traffic.begin_step()
+        num_passes = self._shake_hands()
+        rows = self._rows.take(num_passes)
+        if rows is not None:
+            self._tracker.update(rows, self._options.sample_scale(num_passes))
+        self._filter_(self._options.strength_at(step))
+        self._num_steps += 1
+        self._rows.is_armed = self._options.takes_samples(self._num_steps)
+        self._workers.traffic.is_over = True
+        self._seconds = time.perf_counter() - start
+
+    def detach(self) -> None:
+        """Remove every hook; FSDP2 reduces by itself again. Can be called twice."""
+        for intercepted in self._intercepted:
+            intercepted.put_back()
+        self._intercepted = []
+        self._rows.detach()
+        super().detach()
+
+    @property
+    def trackers(self) -> dict[str, Tracker]:
+        """The tracker of each block, holding this worker's rows of its basis."""
+        return dict(self._tracker.by_name)
+
+    @property
+    def stats(self) -> DistributedStats:
+        """What the last step did and sent. Computed when asked for, by any worker."""
+        trackers = list(self.trackers.values())
+        base = collect_stats(trackers, self._num_steps, self._norms, self._seconds)
+        return self._workers.traffic.stats(base)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The state for ``torch.distributed.checkpoint``, the same whatever P is.
+
+        Bases are in it as DTensors, one for each parameter and cut as it is, of the
+        parameter's shape and one dimension more; nothing is gathered.
+        """
+        self._placement.gathers = False
+        state = self._shared_state()
+        for block in self._blocks:
+            prefix = f"{states.BLOCK}{block.name}."
+            rows, Q = state.pop(f"{prefix}basis"), state[f"{prefix}Q"]
+            parts = self._placement.split(rows, block)
+            state |= states.with_prefix(f"{prefix}basis.", parts)
+            # Of one shape, whether U is factored or not: a checkpoint is read into it.
+            if not len(Q):
+                state[f"{prefix}Q"] = torch.eye(Q.shape[1], dtype=Q.dtype)
+        return state
+
+    def full_state_dict(self, only: int | None = None) -> dict[str, Tensor]:
+        """The state of a ``GradientFilter`` in one process, whatever P is.
+
+        It is gathered on each worker, D K numbers; with ``only`` on that worker alone,
+        and the others get an empty dictionary.
+        """
+        self._placement.gathers, self._placement.receiver = True, only
+        state = self._shared_state()
+        return state if only in (None, self._workers.rank) else {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state of either kind, of any number of workers."""
+        states.check_model(self._layout, state)
+        state = self._held_state(state)
+        self._tracker.check_state(state)
+        self._tracker.load_state_dict(state)
+        self._num_steps = int(state["num_steps"])
+        self._rows.discard()
+        self._rows.is_armed = self._options.takes_samples(self._num_steps)
+
+    def _arrive(self, *_: object) -> None:
+        self._workers.arrive(f"the forward pass of step {self._num_steps + 1}")
+
+    def _shake_hands(self) -> int:
+        """How many backward passes this step has samples of, on all workers alike."""
+        mine = Handshake(
+            step=self._num_steps,
+            num_rows=self._rows.num_kept,
+            adds_up=True,
+            refused=self._rows.came_without,
+            has_gradient=(),
+        )
+        everyone = shake_hands(self._workers, mine)
+        if any(handshake.refused for handshake in everyone):
+            raise RuntimeError(
+                "gradients came that fully_shard did not reduce through the filter: "
+                "attach again after anything that gives the model another "
+                "reduce-scatter, or fill .grad by loss.backward() alone"
+            )
+        # A worker may take a gradient of zeros for one that was thrown away.
+        return max(sample_counts(everyone))
+
+    def _filter_(self, strength: float) -> None:
+        """Take the part in U out of what is held here of the average gradient."""
+        gradient = self._placement.gather()
+        bad = gradient.isfinite().logical_not().sum().double()
+        squares, bad = self._workers.total(norm_of(gradient).square(), bad)
+        filtered = gradient
+        if strength:
+            # As in one process: what is not finite stays, for the user to see.
+            projected = self._tracker.project_out(gradient, strength)
+            filtered = torch.where(bad == 0, projected, gradient)
+            self._placement.scatter_(filtered)
+        (kept,) = self._workers.total(norm_of(filtered).square())
+        self._norms = squares.sqrt(), kept.sqrt()
+
+    @property
+    def _blocks(self) -> list[Block]:
+        """The blocks that have a basis."""
+        tracked = self._tracker.by_name
+        return [block for block in self._layout.blocks if block.name in tracked]
+
+    def _shared_state(self) -> dict[str, Tensor]:
+        state = states.shapes_of(self._layout) | self._tracker.state_dict()
+        state["num_steps"] = torch.tensor(self._num_steps)
+        return state
+
+    def _held_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state with the rows held here, where bases are split by parameter."""
+        held = dict(state)
+        for block in self._blocks:
+            prefix = f"{states.BLOCK}{block.name}."
+            parts = states.below_prefix(f"{prefix}basis.", held)
+            if not parts:
+                continue
+            for name in parts:
+                del held[f"{prefix}basis.{name}"]
+            held[f"{prefix}{HELD}"] = self._placement.joined(parts, block)
+            Q = held[f"{prefix}Q"]
+            if torch.equal(Q, torch.eye(len(Q), dtype=Q.dtype, device=Q.device)):
+                held[f"{prefix}Q"] = Q[:0]
+        return held

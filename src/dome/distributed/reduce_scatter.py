@@ -1,0 +1,165 @@
+"""The communication of ``fully_shard``, with every worker's gradient in sight.
+
+Letters: P workers, m numbers that a module reduces for each of them. At the end of a
+module's backward pass FSDP2 adds the workers' gradients up and leaves each worker its
+part of the sum, a reduce-scatter. An all-to-all and a sum on the spot send the same
+bytes and give the same sum, and on the way each worker sees a row of all others, (P,
+m): the samples that a tracker split over workers takes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dome.distributed.worker_rows import WorkerRows
+from dome.distributed.workers import Workers
+from dome.torch_private import fsdp_groups
+
+Comm = Any  # what torch calls a ReduceScatter or an AllGather: allocate and a call
+
+
+def sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules of a model that ``fully_shard`` was called for."""
+    # By name: importing it takes longer than all of dome.
+    return [
+        module
+        for module in model.modules()
+        if any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+    ]
+
+
+class Interception:
+    """FSDP2's communication of one module, replaced until ``put_back()``.
+
+    Args:
+        module: A module that ``fully_shard`` was called for, with parameters.
+        rows: Where the workers' gradients go.
+        workers: The P workers.
+    """
+
+    def __init__(self, module: Any, rows: WorkerRows, workers: Workers) -> None:  # noqa: ANN401
+        self._module = module
+        (group,) = self._groups = fsdp_groups(module)
+        self._reduce_scatter = group._reduce_scatter_comm
+        self._all_gather = group._all_gather_comm
+        self._factor = group.gradient_divide_factor
+        self._sums = group.force_sum_reduction_for_comms
+        divide_by = workers.size if self._factor is None else self._factor
+        ours = AllToAll(self._reduce_scatter, rows, workers, divide_by, self.check)
+        module.set_custom_reduce_scatter(ours)
+        module.set_custom_all_gather(NamedAllGather(self._all_gather, workers))
+        if workers.size > 1:
+            # Rows come as they are and sums are divided here: FSDP2 divides some of it
+            # before it sends and some after, as suits the precision.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+    def check(self) -> None:
+        """Refuse a factor that was set since: rows would be divided by it."""
+        (group,) = self._groups
+        if group.gradient_divide_factor != 1.0:
+            raise RuntimeError(
+                "set_gradient_divide_factor was called while a filter is attached, "
+                "which divides by the factor that it found: call it before attach"
+            )
+
+    def put_back(self) -> None:
+        """Let FSDP2 communicate by itself again."""
+        self._module.set_custom_reduce_scatter(self._reduce_scatter)
+        self._module.set_custom_all_gather(self._all_gather)
+        self._module.set_gradient_divide_factor(self._factor)
+        self._module.set_force_sum_reduction_for_comms(self._sums)
+
+
+class AllToAll:
+    """A reduce-scatter for FSDP2 that shows the rows it adds up.
+
+    Args:
+        plain: FSDP2's own, which allocates, and reduces where no rows are wanted.
+        rows: Where the rows go.
+        workers: The P workers.
+        divide_by: What sums are divided by.
+        check: Called before each reduction.
+    """
+
+    def __init__(
+        self,
+        plain: Comm,
+        rows: WorkerRows,
+        workers: Workers,
+        divide_by: float,
+        check: Callable[[], None],
+    ) -> None:
+        self._plain, self._rows, self._workers = plain, rows, workers
+        self._divide_by, self._check = divide_by, check
+        self._is_input = False
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Room for what is reduced, and in the next call for the result."""
+        buffer: Tensor = self._plain.allocate(size, dtype=dtype, device=device)
+        self._is_input = not self._is_input
+        # FSDP2 may do without a call where there is one worker: it copies.
+        if self._workers.size == 1 and self._is_input and self._rows.is_armed:
+            self._rows.show(buffer.view(1, -1))
+        return buffer
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,  # noqa: ANN401 (a ReduceOp of either of two types)
+        async_op: bool = False,
+    ) -> None:
+        """The average of all workers' gradients (P m,), this one's part of it (m,)."""
+        del async_op  # FSDP2 orders what follows by streams
+        if self._workers.size == 1:
+            output_tensor.copy_(input_tensor)
+            return
+        self._check()
+        if not self._rows.is_armed:
+            self._workers.traffic.reduced_by_fsdp("gradient", input_tensor.nbytes)
+            with self._workers.waiting("the reduced gradient"):
+                self._plain(
+                    output_tensor, input_tensor.div_(self._divide_by), group, op
+                )
+            return
+        rows = self._workers.deal(input_tensor, "samples", group)
+        dtype = torch.promote_types(rows.dtype, torch.float32)
+        output_tensor.copy_(rows.sum(dim=0, dtype=dtype).div_(self._divide_by))
+        self._rows.show(rows)
+
+
+class NamedAllGather:
+    """FSDP2's all-gather, whose error says who is missing.
+
+    Args:
+        plain: FSDP2's own.
+        workers: The P workers.
+    """
+
+    def __init__(self, plain: Comm, workers: Workers) -> None:
+        self._plain, self._workers = plain, workers
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Room for what is gathered."""
+        buffer: Tensor = self._plain.allocate(size, dtype=dtype, device=device)
+        return buffer
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Any:  # noqa: ANN401 (a Work of torch, or None)
+        """The parameters of all workers."""
+        with self._workers.waiting("the gathered parameters"):
+            return self._plain(output_tensor, input_tensor, group, async_op)

@@ -1,0 +1,406 @@
+"""What is checked inside workers of ``fully_shard``. Every function runs on all."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from checks import TIGHT, rng, same_everywhere
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import cross_entropy
+
+import dome
+import dome.distributed
+
+CHECKS = {}
+PARTS = 12  # micro-batches of a step: 12/P for each worker make the same run for all P
+
+
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    """Sizes that no number of workers divides; one layer is called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(5, 7)
+        self.twice = nn.Linear(7, 7)
+        self.norm = nn.LayerNorm(7)
+        self.frozen = nn.Linear(7, 7)
+        self.unused = nn.Linear(2, 3)
+        self.last = nn.Linear(7, 3)
+
+    def forward(self, x):
+        x = self.twice(self.twice(self.first(x).tanh()).tanh())
+        return self.last(self.frozen(self.norm(x)).tanh())
+
+
+def net(dtype=torch.float64, seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Net().to(dtype)
+    model.frozen.requires_grad_(False)
+    model.first.bias.requires_grad_(False)
+    return model
+
+
+def sharded(place, model, layers=True, **options):
+    mesh = init_device_mesh("cpu", (place.size,))
+    for layer in model.children() if layers else ():
+        fully_shard(layer, mesh=mesh, **options)
+    return fully_shard(model, mesh=mesh, **options)
+
+
+def trained(model):
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def start(place, rank=4, model=None, layers=True, policy=None, **options):
+    policy = {} if policy is None else {"mp_policy": policy}
+    model = sharded(place, net() if model is None else model, layers, **policy)
+    optimizer = torch.optim.SGD(trained(model), lr=0.1, momentum=0.9)
+    grad_filter = dome.distributed.attach(
+        model, optimizer, rank, samples="worker", **options
+    )
+    return model, optimizer, grad_filter
+
+
+def start_alone(rank=4, **options):
+    model = net()
+    optimizer = torch.optim.SGD(trained(model), lr=0.1, momentum=0.9)
+    grad_filter = dome.attach(model, optimizer, rank, samples="microbatch", **options)
+    return model, optimizer, grad_filter
+
+
+def data(num_steps, size=2 * PARTS, dtype=torch.float64):
+    generator = rng()
+    for _ in range(num_steps):
+        x = torch.randn(size, 5, generator=generator, dtype=dtype)
+        yield x, torch.randint(3, (size,), generator=generator)
+
+
+def flat(model):
+    """The whole parameters, on every worker."""
+    whole = [getattr(p, "full_tensor", lambda p=p: p)() for p in model.parameters()]
+    return torch.cat([p.detach().reshape(-1) for p in whole])
+
+
+def mine(place, x):
+    return x.chunk(place.size)[place.rank]
+
+
+def step(model, optimizer, x, y, parts=1):
+    """A step of several backward passes, each of which reduces gradients."""
+    optimizer.zero_grad()
+    for x_part, y_part in zip(x.chunk(parts), y.chunk(parts), strict=True):
+        (cross_entropy(model(x_part), y_part) / parts).backward()
+    optimizer.step()
+
+
+def side_by_side(place, num_steps, parts=1, layers=True, **options):
+    """Workers and one process with as many micro-batches; both filters."""
+    one = start_alone(**copy.deepcopy(options))
+    workers = start(place, layers=layers, **copy.deepcopy(options))
+    for x, y in data(num_steps):
+        step(*one[:2], x, y, parts * place.size)
+        step(*workers[:2], mine(place, x), mine(place, y), parts)
+        torch.testing.assert_close(flat(workers[0]), flat(one[0]), **TIGHT)
+    return one[2], workers[2]
+
+
+@check
+def workers_equal_one_process_with_micro_batches(place):
+    for options in (
+        {},
+        {"layers": False, "tracker": "svd", "oversample": 2},
+        {"layout": "layerwise", "rank": 3, "forget": 0.2},
+        {"update_every": 2, "warmup": 1, "strength": 0.7, "generator": rng()},
+    ):
+        one, here = side_by_side(place, 12, **options)
+        for name in ("fraction", "kept_norm", "effective_rank", "drift", "step"):
+            there = pytest.approx(getattr(one.stats, name), rel=1e-6, abs=1e-6)
+            assert getattr(here.stats, name) == there, (options, name)
+        for name, tracker in one.trackers.items():
+            values = here.trackers[name].eigenvalues
+            torch.testing.assert_close(values, tracker.eigenvalues, **TIGHT)
+        here.detach()
+
+
+@check
+def a_backward_pass_that_reduces_is_a_sample_and_others_add_to_it(place):
+    _, here = side_by_side(place, 4, parts=2)
+    here.detach()
+    # Without synchronisation the passes of a worker are one sample.
+    one, workers = start_alone(), start(place)
+    for x, y in data(4):
+        step(*one[:2], x, y, place.size)
+        model, optimizer, _ = workers
+        optimizer.zero_grad()
+        pieces = zip(mine(place, x).chunk(2), mine(place, y).chunk(2), strict=True)
+        for i, (x_part, y_part) in enumerate(pieces):
+            model.set_requires_gradient_sync(i == 1)
+            (cross_entropy(model(x_part), y_part) / 2).backward()
+        optimizer.step()
+        torch.testing.assert_close(flat(model), flat(one[0]), **TIGHT)
+    workers[2].detach()
+
+
+@check
+def gradients_that_are_thrown_away_leave_no_samples(place):
+    one, (model, optimizer, grad_filter) = start_alone(), start(place)
+    batches = list(data(6))
+    for i, (x, y) in enumerate(batches):
+        step(*one[:2], x, y, place.size)
+        optimizer.zero_grad()
+        if i % 3:
+            cross_entropy(model(2 * mine(place, x)), mine(place, y)).backward()
+            optimizer.zero_grad(set_to_none=i % 3 == 1)
+        cross_entropy(model(mine(place, x)), mine(place, y)).backward()
+        optimizer.step()
+        torch.testing.assert_close(flat(model), flat(one[0]), **TIGHT)
+    grad_filter.detach()
+
+
+@check
+def parameters_that_the_optimizer_does_not_have_are_left_alone(place):
+    one = net()
+    some = [*one.twice.parameters(), *one.last.parameters()]
+    one_optimizer = sgd_of(some)
+    dome.attach(one, one_optimizer, 4, samples="microbatch")
+    model = sharded(place, net())
+    optimizer = sgd_of([*model.twice.parameters(), *model.last.parameters()])
+    grad_filter = dome.distributed.attach(model, optimizer, 4, samples="worker")
+    for x, y in data(3):
+        step(one, one_optimizer, x, y, place.size)
+        step(model, optimizer, mine(place, x), mine(place, y))
+        torch.testing.assert_close(flat(model), flat(one), **TIGHT)
+    grad_filter.detach()
+
+
+def sgd_of(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+@check
+def after_detach_it_is_fully_shard_again(place):
+    model, optimizer, grad_filter = start(place)
+    plain = sharded(place, net())
+    plain_optimizer = sgd_of(trained(plain))
+    grad_filter.detach()
+    grad_filter.detach()
+    for x, y in data(2):
+        step(model, optimizer, mine(place, x), mine(place, y))
+        step(plain, plain_optimizer, mine(place, x), mine(place, y))
+    assert torch.equal(flat(model), flat(plain))
+
+
+@check
+def mixed_precision_samples_are_the_gradients_that_are_sent(place):
+    for reduce_dtype in (torch.float32, torch.bfloat16):
+        policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype)
+        model, optimizer, grad_filter = start(
+            place, 2, net(torch.float32), policy=policy, tracker="svd"
+        )
+        twin = net(torch.float32)
+        names = [name for name, p in twin.named_parameters() if p.requires_grad]
+        shapes = {name: p.shape for name, p in twin.named_parameters()}
+        tracker = dome.IncrementalSVD(sum(shapes[n].numel() for n in names), 2)
+        for x, y in data(6, dtype=torch.float32):
+            low = copy.deepcopy(twin).bfloat16()
+            rows = []
+            for x_part, y_part in zip(
+                x.chunk(place.size), y.chunk(place.size), strict=True
+            ):
+                low.zero_grad()
+                cross_entropy(low(x_part.bfloat16()), y_part).backward()
+                grads = [
+                    torch.zeros_like(p) if p.grad is None else p.grad
+                    for p in trained(low)
+                ]
+                rows.append(torch.cat([g.reshape(-1).float() for g in grads]))
+            G = torch.stack(rows)
+            tracker.update(G)
+            mean = G.mean(dim=0).to(reduce_dtype).float()
+            expected = tracker.project_out(mean)
+            optimizer.zero_grad()
+            cross_entropy(model(mine(place, x)), mine(place, y)).backward()
+            grad_filter.step()
+            got = [
+                p.grad.full_tensor() if p.grad is not None else torch.zeros(p.shape)
+                for p in trained(model)
+            ]
+            got = torch.cat([g.reshape(-1) for g in got])
+            # Of bfloat16 sums in another order the last of eight bits may differ.
+            close = {"rtol": 1e-4, "atol": 1e-6}
+            torch.testing.assert_close(got, expected, **close)
+        grad_filter.detach()
+
+
+def big():
+    """33,000 numbers: enough that the small sums of an update weigh little."""
+    return nn.Sequential(
+        nn.Linear(5, 161), nn.Tanh(), nn.Linear(161, 201), nn.Linear(201, 3)
+    )
+
+
+@check
+def a_worker_sends_the_bytes_of_a_reduce_scatter_and_holds_its_share(place):
+    model, optimizer, grad_filter = start(place, 4, big().double())
+    dim = sum(p.numel() for p in model.parameters())
+    held = sum(p.to_local().numel() for p in model.parameters())
+    for x, y in data(3):
+        step(model, optimizer, mine(place, x), mine(place, y))
+    stats = grad_filter.stats
+    padded = sum(
+        -(-p.shape[0] // place.size) * place.size * (p.numel() // p.shape[0])
+        for p in model.parameters()
+    )
+    assert stats.ddp_bytes == (place.size - 1) * padded * 8 // place.size
+    assert stats.sent["samples"] == stats.ddp_bytes
+    assert sum(stats.sent.values()) == stats.bytes_sent <= 1.01 * stats.ddp_bytes
+    assert stats.share_of_ddp < 1.01
+    # d k / P for the basis and d for the rows.
+    tracker = grad_filter.trackers["all"]
+    assert tracker.basis.shape == (held, 4)
+    assert grad_filter._rows._buffer.shape == (place.size, held)
+    assert place.size * held <= padded
+    total = torch.tensor(held)
+    dist.all_reduce(total)
+    assert int(total) == dim
+    grad_filter.detach()
+
+
+RUNS = {"power": {"rank": 4}, "layers": {"rank": 3, "layout": "layerwise"}}
+BEGIN, END = 3, 6
+
+
+def go_on(place, model, optimizer, batches):
+    """Steps of twelve micro-batches, however many workers there are."""
+    for x, y in batches:
+        step(model, optimizer, mine(place, x), mine(place, y), PARTS // place.size)
+
+
+def everything(model, optimizer, grad_filter):
+    momentum = {
+        str(i): optimizer.state[p]["momentum_buffer"]
+        for i, p in enumerate(trained(model))
+        if "momentum_buffer" in optimizer.state[p]
+    }
+    return {
+        "model": model.state_dict(),
+        "momentum": momentum,
+        "filter": grad_filter,  # dcp asks for its state, and gives it back
+    }
+
+
+def resume(place, path, **options):
+    """A run as it was saved, by a number of workers that need not be this one."""
+    model, optimizer, grad_filter = start(place, model=net(seed=7), **options)
+    x, y = next(data(1))
+    cross_entropy(model(mine(place, x)), mine(place, y)).backward()
+    optimizer.step()  # so that there is a momentum to be loaded into
+    state = everything(model, optimizer, grad_filter)
+    dcp.load(state, checkpoint_id=path)
+    model.load_state_dict(state["model"])
+    return model, optimizer, grad_filter
+
+
+@check
+def a_checkpoint_goes_on_with_another_number_of_workers(place):
+    batches = list(data(END))
+    for name, options in RUNS.items():
+        one = start_alone(**options)
+        for x, y in batches:
+            step(*one[:2], x, y, PARTS)
+        path, end = place.shared / name, place.shared / f"{name}.end.pt"
+        if place.size == 3:
+            run = start(place, **options)
+            go_on(place, *run[:2], batches[:BEGIN])
+            dcp.save(everything(*run), checkpoint_id=path)
+            go_on(place, *run[:2], batches[BEGIN:])
+            whole = flat(run[0])
+            if place.rank == 0:
+                torch.save(whole, end)
+            run[2].detach()
+            dist.barrier()
+        model, optimizer, grad_filter = resume(place, path, **options)
+        assert grad_filter._num_steps == BEGIN
+        go_on(place, model, optimizer, batches[BEGIN:])
+        assert grad_filter.stats.step == END
+        torch.testing.assert_close(flat(model), flat(one[0]), **TIGHT)
+        if place.size == 3:
+            assert torch.equal(flat(model), torch.load(end, weights_only=True)), name
+        grad_filter.detach()
+
+
+@check
+def a_whole_state_goes_on_in_one_process_and_back(place):
+    for options in RUNS.values():
+        model, optimizer, grad_filter = start(place, **options)
+        batches = list(data(4))
+        go_on(place, model, optimizer, batches[:2])
+        state, last = grad_filter.full_state_dict(), place.size - 1
+        alone = grad_filter.full_state_dict(only=last)
+        assert alone.keys() == (state.keys() if place.rank == last else set())
+        for value in state.values():
+            if value.is_floating_point():
+                same_everywhere(place, value)
+        one, one_optimizer, one_filter = start_alone(**options)
+        one_filter.load_state_dict(state)
+        again = one_filter.state_dict()
+        assert all(torch.equal(again[name], value) for name, value in state.items())
+        # The other way, to these workers.
+        for x, y in batches[2:]:
+            step(one, one_optimizer, x, y, PARTS)
+        grad_filter.load_state_dict(one_filter.state_dict())
+        back = grad_filter.full_state_dict()
+        for name, value in one_filter.state_dict().items():
+            assert torch.equal(back[name], value), name
+        grad_filter.detach()
+
+
+@check
+def a_state_of_another_model_or_rank_is_refused(place):
+    _, _, grad_filter = start(place)
+    state = grad_filter.state_dict()
+    grad_filter.detach()
+    _, _, other = start(place, 5)
+    with pytest.raises(ValueError, match="tracks 4 directions"):
+        other.load_state_dict(state)
+    other.detach()
+
+
+@check
+def workers_at_different_steps_are_told_apart(place):
+    _, _, grad_filter = start(place)
+    grad_filter._num_steps = 5 if place.rank else 4
+    with pytest.raises(RuntimeError, match=r"different steps, rank by rank \[4, 5"):
+        grad_filter.step()
+    grad_filter.detach()
+
+
+@check
+def what_changes_under_the_filter_is_an_error(place):
+    x, y = next(data(1))
+    model, optimizer, grad_filter = start(place)
+    model.last.set_gradient_divide_factor(2.0)
+    with pytest.raises(RuntimeError, match="set_gradient_divide_factor was called"):
+        step(model, optimizer, mine(place, x), mine(place, y))
+    grad_filter.detach()
+    model, optimizer, grad_filter = start(place)
+    model.first.bias.requires_grad_(True)
+    with pytest.raises(RuntimeError, match="attach again after freezing"):
+        step(model, optimizer, mine(place, x), mine(place, y))
+    grad_filter.detach()
+    model, optimizer, grad_filter = start(place)
+    for p in trained(model):
+        p.grad = torch.ones_like(p)
+    with pytest.raises(RuntimeError, match="did not reduce through the filter"):
+        optimizer.step()
+    grad_filter.detach()
