@@ -270,8 +270,8 @@ def fsdp_groups(module: nn.Module) -> list[Any]:
 
     They are ``FSDPParamGroup`` of torch, whose ``_reduce_scatter_comm``,
     ``_all_gather_comm``, ``gradient_divide_factor`` and
-    ``force_sum_reduction_for_comms`` have public setters and are read here to be put
-    back later.
+    ``force_sum_reduction_for_comms`` have public setters, and are read to be put back
+    later; and ``fsdp_params``, each with a ``sharded_param``.
     """
     # 2.9 to 2.15; one group a module until 2.10, a list of them since.
     state = _needed(module, "_get_fsdp_state")()

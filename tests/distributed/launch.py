@@ -23,13 +23,11 @@ def environment():
     }
 
 
-def run_program(num_workers, folder, shared, module="checks"):
-    """Every check of a module on P workers: {check: [what each rank says]}."""
-    folder.mkdir(parents=True, exist_ok=True)
-    arguments = [str(num_workers), str(folder), str(shared), module]
+def run_workers(script, num_workers, *arguments):
+    """A script in P processes, with their rank and P in front; what each printed."""
     processes = [
         subprocess.Popen(
-            [sys.executable, str(HERE / "program.py"), str(rank), *arguments],
+            [sys.executable, *map(str, (HERE / script, rank, num_workers, *arguments))],
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -38,11 +36,17 @@ def run_program(num_workers, folder, shared, module="checks"):
         for rank in range(num_workers)
     ]
     try:
-        outputs = [process.communicate(timeout=LIMIT)[0] for process in processes]
+        return [process.communicate(timeout=LIMIT)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
+
+
+def run_program(num_workers, folder, shared, module="checks"):
+    """Every check of a module on P workers: {check: [what each rank says]}."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = run_workers("program.py", num_workers, folder, shared, module)
     results = {}
     for rank, output in enumerate(outputs):
         path = folder / f"results.{rank}.json"

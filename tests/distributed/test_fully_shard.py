@@ -1,5 +1,8 @@
+import re
+
 import pytest
 from fsdp_checks import CHECKS
+from launch import run_workers
 from test_workers import assert_passed
 
 pytestmark = pytest.mark.slow
@@ -9,3 +12,20 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 def test_workers_of_fully_shard(name, num_workers, fsdp_workers):
     assert_passed(fsdp_workers[num_workers], name, num_workers)
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("forward", "rank 1 did not come to the forward pass of step 3"),
+        ("backward", "came to the forward pass of step 3, and rank 1 broke off in it"),
+    ],
+)
+def test_a_killed_worker_is_named_by_every_survivor(where, told, tmp_path):
+    outputs = run_workers("fsdp_killed.py", 3, tmp_path, where)
+    for rank in (0, 2):
+        path = tmp_path / f"said.{rank}"
+        assert path.exists(), outputs
+        said = path.read_text()
+        assert re.match(f"rank {rank} of 3 gave up at .*", said), said
+        assert told in said, said

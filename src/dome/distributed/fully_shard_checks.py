@@ -9,29 +9,40 @@ from torch import nn
 from dome.distributed.handshake import refuse_directions
 from dome.distributed.reduce_scatter import sharded_modules
 from dome.options import FilterOptions
+from dome.parameters import Layout
 from dome.torch_private import fsdp_groups
 
 OLDEST = "2.9"  # the first torch with FSDPModule.set_custom_reduce_scatter
 
 
-def check_supported(
-    model: nn.Module, samples: str, options: FilterOptions
-) -> dist.ProcessGroup:
-    """The workers of a model; raises ``ValueError`` for what cannot be filtered."""
+def check_supported(model: nn.Module, samples: str, options: FilterOptions) -> None:
+    """Raise ``ValueError`` for a model or options that cannot be."""
     _check_options(samples, options)
+    sharded: set[int] = set()
     for module in sharded_modules(model):
         _check_module(module)
-    groups = [
-        _group_of(name, p) for name, p in model.named_parameters() if p.requires_grad
-    ]
-    if not groups:
-        raise ValueError("no trainable parameter in the model: nothing to filter")
-    if any(group is not groups[0] for group in groups):
+        module.reshard()  # after a forward pass the model may have whole parameters
+        for group in fsdp_groups(module):
+            sharded |= {id(p.sharded_param) for p in group.fsdp_params}
+    for name, p in model.named_parameters():
+        if p.requires_grad and id(p) not in sharded:
+            raise ValueError(
+                f"parameter {name!r} is trained, but not sharded by fully_shard: its "
+                f"gradient would stay local. Call fully_shard for the whole model too, "
+                f"or freeze it"
+            )
+
+
+def workers_of(layout: Layout) -> dist.ProcessGroup:
+    """The workers that hold the parameters, each some of their first dimensions."""
+    pairs = zip(layout.slots, layout.parameters, strict=True)
+    first, *others = [_workers_of(slot.name, p) for slot, p in pairs]
+    if any(group is not first for group in others):
         raise ValueError(
             "the parameters are sharded over different meshes: shard all of them over "
             "one mesh with one dimension"
         )
-    return groups[0]
+    return first
 
 
 def _check_options(samples: str, options: FilterOptions) -> None:
@@ -77,14 +88,7 @@ def _check_module(module: Any) -> None:  # noqa: ANN401 (an FSDPModule, slow to 
             )
 
 
-def _group_of(name: str, p: Any) -> dist.ProcessGroup:  # noqa: ANN401 (a DTensor)
-    """The workers that hold a parameter."""
-    if not hasattr(p, "device_mesh"):
-        raise ValueError(
-            f"parameter {name!r} is trained, but not sharded by fully_shard: its "
-            f"gradient would stay local. Call fully_shard for the whole model too, or "
-            f"freeze it"
-        )
+def _workers_of(name: str, p: Any) -> dist.ProcessGroup:  # noqa: ANN401 (a DTensor)
     if p.device_mesh.ndim > 1:
         hybrid = any(placement.is_replicate() for placement in p.placements)
         way = "hybrid sharding (HSDP)" if hybrid else "tensor parallelism with FSDP2"
@@ -95,7 +99,8 @@ def _group_of(name: str, p: Any) -> dist.ProcessGroup:  # noqa: ANN401 (a DTenso
     (placement,) = p.placements
     if not placement.is_shard(0):
         raise ValueError(
-            f"parameter {name!r} is split as {placement}: a basis is split along the "
-            f"first dimension, leave out shard_placement_fn"
+            f"parameter {name!r} is split along dimension {placement.dim}: a basis is "
+            f"split along the first, leave out shard_placement_fn"
         )
-    return p.device_mesh.get_group()
+    group: dist.ProcessGroup = p.device_mesh.get_group()
+    return group

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dome import state as states
 from dome.diagnostics import collect_stats
-from dome.distributed.fully_shard_checks import check_supported
+from dome.distributed.fully_shard_checks import check_supported, workers_of
 from dome.distributed.handshake import (
     Handshake,
     check_same_options,
@@ -65,9 +65,9 @@ class FullyShardedFilter(Hooked):
         super().__init__()
         options |= {"rank": rank, "samples": "microbatch"}
         self._options = FilterOptions.named("dome.distributed.attach", options)
-        group = check_supported(model, samples, self._options)
+        check_supported(model, samples, self._options)
         self._layout = Layout(model, self._options.layout, only=parameters)
-        self._workers = Workers(group, self._layout.device)
+        self._workers = Workers(workers_of(self._layout), self._layout.device)
         check_same_options(
             self._workers, self._options, num_parameters=self._layout.dim
         )

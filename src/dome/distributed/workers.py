@@ -5,7 +5,8 @@ same order. Bytes are counted, and where one does not come, the error says which
 """
 
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 
@@ -19,6 +20,8 @@ from dome.torch_private import default_store
 # Newer versions of torch have other names for these two.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+PATIENCE = 5.0  # seconds for slow workers to show that they are not the missing one
 
 _numbers = count()  # of groups of workers made in this process: the same on all
 
@@ -202,17 +205,32 @@ class Workers:
             ) from error
 
     def _who_is_missing(self) -> str:
-        store = default_store()
-        late = []
         try:
-            for worker in range(self.size):
-                known = store.check([self._name(worker)])
-                number = int(store.get(self._name(worker))) if known else 0
-                if number < self._arrivals:
-                    late.append(worker)
+            default_store().set(f"{self._name(self.rank)}/gave up", "1")
+            late = self._few(lambda worker: self._seen(worker) < self._arrivals)
+            silent = late or self._few(lambda worker: not self._gave_up(worker))
         except RuntimeError:
             return "and the store that knows who arrived does not answer either"
-        if not late:
-            return f"all ranks came to {self._at}, and one broke off in it"
-        names = " and ".join(f"rank {worker}" for worker in late)
-        return f"{names} did not come to {self._at}"
+        names = [f"rank {worker}" for worker in late or silent]
+        if late:
+            return f"{' and '.join(names)} did not come to {self._at}"
+        who = " or ".join(names) or "one"
+        return f"all ranks came to {self._at}, and {who} broke off in it"
+
+    def _few(self, is_meant: Callable[[int], bool]) -> list[int]:
+        """The workers that are meant: one, if the others are only slow."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            found = [worker for worker in range(self.size) if is_meant(worker)]
+            if len(found) < 2 or time.monotonic() > end:
+                return found
+            time.sleep(0.1)
+
+    def _seen(self, worker: int) -> int:
+        """How often a worker has arrived."""
+        store, name = default_store(), self._name(worker)
+        return int(store.get(name)) if store.check([name]) else 0
+
+    def _gave_up(self, worker: int) -> bool:
+        known: bool = default_store().check([f"{self._name(worker)}/gave up"])
+        return known

@@ -27,9 +27,9 @@ def check_one_process(model: nn.Module) -> None:
 def split_over_workers(what: str) -> str:
     """The sentence for parameters of which a worker holds a part."""
     return (
-        f"{what} is split over workers (FSDP, tensor parallelism): a basis takes whole "
-        "gradients. Train in DistributedDataParallel with dome.distributed.attach, "
-        "which splits the basis instead"
+        f"{what} is split over workers (FSDP, tensor parallelism): dome.attach takes "
+        "whole gradients. Use dome.distributed.attach: for a model of fully_shard with "
+        'samples="worker", for others in DistributedDataParallel'
     )
 
 
