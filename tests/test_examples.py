@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
-ALONE = [path for path in EXAMPLES if path.name != "distributed.py"]  # tested there
+WITH_WORKERS = ("distributed.py", "fully_shard.py")  # see tests/distributed
+ALONE = [path for path in EXAMPLES if path.name not in WITH_WORKERS]
 
 
 @pytest.mark.slow

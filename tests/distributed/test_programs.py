@@ -26,6 +26,23 @@ def test_the_example_prints_what_each_way_sends(tmp_path):
     assert 0 < shares["sketch"] < 0.002
 
 
+def test_the_example_of_fully_shard_goes_on_with_fewer_workers(tmp_path):
+    said = ""
+    for workers in (2, 1):
+        done = torchrun(
+            ROOT / "examples/fully_shard.py",
+            *("--epochs", "1", "--folder", tmp_path / "saved"),
+            workers=workers,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        said += done.stdout
+    first, second = said.splitlines()
+    assert first.startswith("2 workers, step 21: accuracy 0.")
+    assert 1 < float(first.split()[-3]) < 1.01  # of FSDP2's bytes
+    assert second.startswith("1 workers, step 42: accuracy 0.")
+
+
 def test_the_experiment_stores_its_rows_and_prints_a_table(tmp_path):
     out = tmp_path / "rows.jsonl"
     options = ["--scale", "smoke", "--seeds", "1", "--ways", "hadamard own"]
