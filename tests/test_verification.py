@@ -128,6 +128,13 @@ def test_a_model_that_returns_its_loss_takes_a_dictionary(rng, wrap):
     assert report.errors[-1].name == "(the loss itself)"
 
 
+def test_a_sample_of_which_all_is_ignored_has_no_share(rng):
+    batch = sentences(rng)
+    batch["labels"][0] = -100
+    report = dome.verify(Returns().double(), None, batch)
+    assert report.ok, report
+
+
 def test_a_model_takes_inputs_by_name_and_a_loss_of_results_alone(rng):
     model, batch = Returns().double(), sentences(rng)
 

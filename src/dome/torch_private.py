@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 from torch.utils import checkpoint
@@ -50,11 +51,13 @@ __all__ = [
     "current_graph_task",
     "default_store",
     "flattened",
+    "follows_several",
     "fsdp_groups",
     "fused",
     "hook_first",
     "in_checkpoint_recomputation",
     "in_reentrant_checkpoint",
+    "inside_transform",
     "is_compiled",
     "norms_of",
     "not_a_view",
@@ -142,6 +145,24 @@ def hook_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
     return handle
 
 
+def inside_transform() -> bool:
+    """Whether torch.func or forward-mode differentiation sees what runs now."""
+    # 2.6 to 2.15; without it torch says that functions of dome's cannot be transformed.
+    functorch = getattr(torch._C, "_functorch", None)
+    stack = getattr(functorch, "peek_interpreter_stack", None)
+    transformed = stack is not None and stack() is not None
+    return transformed or getattr(forward_ad, "_current_level", -1) >= 0
+
+
+def follows_several(t: Tensor | None) -> bool:
+    """Whether a gradient stands for several at once (``is_grads_batched``)."""
+    # 2.6 to 2.15; without it torch's own message is all there is.
+    functorch = getattr(torch._C, "_functorch", None)
+    kinds = ("is_batchedtensor", "is_legacy_batchedtensor")
+    asks = [getattr(functorch, kind, None) for kind in kinds]
+    return t is not None and any(ask(t) for ask in asks if ask is not None)
+
+
 def flattened(tensors: Sequence[Tensor]) -> Tensor:
     """Tensors one after the other as one vector; of a single tensor it is a view."""
     # In DDP's Python since torch 1: a third of the time of torch.cat of reshaped ones.
@@ -185,14 +206,19 @@ def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def raising_if_differentiated(
-    message: str, results: Sequence[Tensor | None]
+    message: str, results: Sequence[Tensor | None], sources: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Results of a backward that raise where they are differentiated again."""
+    """Results of a backward that raise where they are differentiated again.
+
+    Also by one of their sources, which torch would take for unused otherwise.
+    """
     # What torch's own once_differentiable is made of: 2.6 to 2.15, no way without it.
     refuse = _needed(torch._C._functions, "DelayedError")(
-        message.encode(), len(results)
+        message.encode(), len(results) + len(sources)
     )
-    return refuse(*(r if r is None else r.detach().requires_grad_() for r in results))
+    own = (r if r is None else r.detach().requires_grad_() for r in results)
+    refusing: tuple[Tensor | None, ...] = refuse(*own, *sources)
+    return refusing[: len(results)]
 
 
 def not_a_view(t: Tensor) -> Tensor:

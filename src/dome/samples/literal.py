@@ -121,6 +121,9 @@ def weighted_losses(
         whole = float(loss_of(batch.run(model)).detach())
         for b in range(batch.num_samples):
             loss = loss_of(batch.one(b).run(model))
+            if not loss.isfinite():  # a mean over nothing: all of it is ignored
+                literal.append(torch.zeros_like(rows[b]))
+                continue
             own = _gradient(loss, layout)
             weight = float(rows[b] @ own / (own @ own)) if own.any() else 0.0
             total += weight * float(loss.detach())

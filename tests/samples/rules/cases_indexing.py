@@ -24,6 +24,12 @@ def averaged(m, x, keep):
     return m.head(total / keep.sum(1, keepdim=True))
 
 
+def chosen(m, x, keep):
+    h = m.layer(x)
+    words = m.head(h.masked_select(keep[..., None]).view(-1, 4).tanh())
+    return torch.zeros_like(h).masked_scatter(keep[..., None], words)
+
+
 class Experts(nn.Module):
     def __init__(self, run):
         super().__init__()
@@ -120,6 +126,10 @@ INDEXING = {
         Then(
             averaged, layer=nn.Linear(3, 4), norm=nn.LayerNorm(4), head=nn.Linear(4, 2)
         ),
+        [torch.randn(B, 5, 3), torch.arange(5) < LENGTHS[:, None]],
+    ),
+    "words selected by a mask": lambda: (
+        Then(chosen, layer=nn.Linear(3, 4), head=nn.Linear(4, 4)),
         [torch.randn(B, 5, 3), torch.arange(5) < LENGTHS[:, None]],
     ),
     "words of a table behind a mask": lambda: (

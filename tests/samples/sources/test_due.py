@@ -144,6 +144,18 @@ def test_an_error_names_the_parameter_if_the_model_was_called(model):
         source.take()
 
 
+def test_a_step_that_is_paused_as_a_whole_needs_no_samples(model, source_of):
+    source = source_of(model)
+    for _ in range(2):
+        with source.paused():
+            model(torch.randn(7, 3)).square().sum().backward()
+        assert source.take() is None
+        source.arm(True)
+    unseen_backward(model)
+    with pytest.raises(RuntimeError, match=r"(seen|captured) for this step"):
+        source.take()
+
+
 def test_forwards_that_are_paused_leave_no_samples(model, source_of):
     source = source_of(model)
     x = torch.randn(5, 3)

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from samples.loop import sum_loss
-from samples.models import Then
+from samples.models import Then, vector
 from torch import nn
 from torch.testing import assert_close
 
@@ -55,6 +55,13 @@ MIXES = {
     "pairs": lambda h: (h[:, None] - h[None]).sum(1),
     "distances": lambda h: torch.cdist(h, h),
     "covariance": torch.cov,
+    "instance norm across": lambda h: F.instance_norm(h.T[None])[0].T,
+    "enlarged": lambda h: F.interpolate(h[None, None], scale_factor=3)[0, 0, :4, :4],
+    "columns kept short": lambda h: h.renorm(2, 1, 0.1),
+    "products of pairs": lambda h: torch.mm(torch.mm(h, h.T), h),
+    "mm from the left": lambda h: torch.mm(torch.ones(B, B), h),
+    "a table of samples": lambda h: F.embedding(ORDER, h),
+    "bags of samples": lambda h: F.embedding_bag(PLACES, h),
     "mixup": lambda h: 0.5 * h + 0.5 * h[ORDER],
 }
 
@@ -84,6 +91,40 @@ def test_mixed_inputs_count_as_well(name):
     source = PerSample(model, Layout(model))
     with pytest.raises(RuntimeError, match=r"parameter 'layer.weight'.*allow_mixing"):
         model(torch.randn(B, 4))
+    source.detach()
+
+
+def test_pairs_are_told_with_the_way_out():
+    model = Then(
+        lambda m, x: m.layer(x) @ m.layer(x).T * m.t, layer=nn.Linear(4, 4), t=vector()
+    )
+    source = PerSample(model, Layout(model))
+    with pytest.raises(RuntimeError, match=r"parameter 't'.*'matmul'.*parameters="):
+        model(torch.randn(B, 4))
+    source.detach()
+
+
+def test_operations_without_a_rule_are_tried_once_for_each_shape(monkeypatch):
+    calls = []
+
+    def swish(h, *, slope):
+        calls.append(len(h))
+        return h * (slope * h).sigmoid()
+
+    def odd(h):
+        if torch.overrides.has_torch_function_unary(h):
+            return torch.overrides.handle_torch_function(odd, (h,), h)
+        return swish(h, slope=2.0)
+
+    model = Then(
+        lambda m, x: m.head(odd(m.layer(x))),
+        layer=nn.Linear(4, 4),
+        head=nn.Linear(4, 4),
+    )
+    source = PerSample(model, Layout(model))
+    for _ in range(3):
+        sum_loss(model(torch.randn(B, 4))).backward()
+    assert calls == [B] * 5  # three passes, two tries
     source.detach()
 
 

@@ -5,10 +5,11 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 from torch.autograd import Function
 
 from dome.samples.tracing.nested import Value
-from dome.torch_private import raising_if_differentiated
+from dome.torch_private import follows_several, raising_if_differentiated
 
 # What autograd passes to the forward and backward of a function; torch types it so.
 Context = Any
@@ -32,11 +33,23 @@ def first_order(backward: _Backward) -> _Backward:
 
     @wraps(backward)
     def run(ctx: Context, *grads: Value) -> Value:
-        with torch.no_grad():
-            results = backward(ctx, *grads)
+        try:
+            with torch.no_grad():
+                results = backward(ctx, *grads)
+        except RuntimeError as error:
+            if any(map(follows_several, grads)):
+                raise RuntimeError(
+                    "dome captures one gradient at a time, and a captured forward pass "
+                    "was differentiated in several directions at once "
+                    "(is_grads_batched, vectorize=True): compute that part, its "
+                    "forward pass included, inside `with grad_filter.paused():`"
+                ) from error
+            raise
         if not torch.is_grad_enabled():
             return results
-        return raising_if_differentiated(_TWICE, results)
+        known = (*ctx.saved_tensors, *grads)
+        sources = [t for t in known if isinstance(t, Tensor) and t.requires_grad]
+        return raising_if_differentiated(_TWICE, results, sources)
 
     return cast(_Backward, run)
 

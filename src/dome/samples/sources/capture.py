@@ -10,8 +10,9 @@ to whoever wants them. Each taker arms itself, takes and forgets by itself.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import nn
@@ -22,11 +23,13 @@ from dome.samples.sources.recompute import note_call
 from dome.samples.store.wanted import Taker, Wanted
 from dome.samples.tracing.graphs import graphs_in
 from dome.samples.tracing.nested import Value, tensors, unpacked
+from dome.samples.tracing.packed import packed_in
 from dome.samples.tracing.refuse import reentrant
 from dome.torch_private import (
     checkpoint_frame,
     in_checkpoint_recomputation,
     in_reentrant_checkpoint,
+    inside_transform,
     stop_compiling,
 )
 
@@ -139,12 +142,9 @@ class Capture:
     ) -> None:
         # Of a compiled model, a captured pass runs as it was before it was compiled.
         stop_compiling()
-        inputs = list(tensors(unpacked((args, kwargs))))
-        graphs = graphs_in(model, args, kwargs)
-        if graphs is not None:
-            num_samples = graphs.num_graphs
-        else:
-            num_samples = self._mode.num_samples(inputs, self.batch_dim)
+        if inside_transform():
+            return  # what torch.func differentiates leaves .grad alone
+        begin, num_samples = self._beginning(model, args, kwargs)
         for taker in () if again else wanted.takers:
             taker.begin(num_samples)
         if not num_samples:
@@ -152,13 +152,25 @@ class Capture:
         self._mode.allow_mixing = all(id(t) in self._allowing for t in wanted.takers)
         self._mode.around, self._mode.trace.again = checkpoint_frame(), again
         self._mode.trace.strict = any(id(t) in self._strict for t in wanted.takers)
-        if graphs is not None:
-            self._mode.begin_graphs(graphs, wanted)
-        else:
-            self._mode.begin(inputs, num_samples, self.batch_dim, wanted)
+        begin(wanted)
         self._stack.callback(self._mode.end)
         self._stack.enter_context(self._mode)
         self._watching = True
+
+    def _beginning(
+        self, model: nn.Module, args: Value, kwargs: Value
+    ) -> tuple[Callable[[Wanted], None], int]:
+        """How the mode is told where these inputs hold samples, and how many."""
+        mode, inputs = self._mode, list(tensors(unpacked((args, kwargs))))
+        graphs = graphs_in(model, args, kwargs)
+        if graphs is not None:
+            return partial(mode.begin_graphs, graphs), graphs.num_graphs
+        packed = packed_in((args, kwargs))
+        if packed is not None:
+            num = int(packed.batch_sizes[0])
+            return partial(mode.begin_packed, packed, inputs), num
+        num = mode.num_samples(inputs, self.batch_dim)
+        return partial(mode.begin, inputs, num, self.batch_dim), num
 
     def _leave(
         self, _: object = None, __: object = None, output: object = None

@@ -33,6 +33,7 @@ class MicroBatch:
         self._layout = layout
         self._leaves = Leaves()
         self._active = True
+        self._excused = False
         self._rows: list[Tensor] = []
         self._backward = -1
         self._since_backward = Gradients(layout.parameters)
@@ -61,6 +62,7 @@ class MicroBatch:
     def paused(self) -> Iterator[None]:
         """Take no row for the backward passes of forwards inside."""
         active, self._active = self._active, False
+        self._excused = True
         try:
             yield
         finally:
@@ -73,7 +75,7 @@ class MicroBatch:
     def take(self, due: bool = True) -> Tensor | None:
         """One row (N, D) for each backward pass; see the protocol."""
         rows, doubts = self._rows, self._doubts
-        missing = due and self._active and not rows
+        missing = due and self._active and not (rows or self._excused)
         if missing and came_without_samples(self._since_step):
             raise RuntimeError(
                 "no backward pass of this model was seen for this step, although .grad "
@@ -91,6 +93,7 @@ class MicroBatch:
     def discard(self) -> None:
         """Forget what was captured since the last ``take()``."""
         self._forget_rows()
+        self._excused = False
         self._since_step.note()
 
     def detach(self) -> None:

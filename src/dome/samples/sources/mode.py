@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from dome.samples.rules import ALWAYS, LIKE, PASSIVE, QUESTIONS, rule_for
@@ -17,6 +18,7 @@ from dome.samples.tracing.graphs import Graphs
 from dome.samples.tracing.labels import Labels
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call, Place
+from dome.samples.tracing.packed import sequences_of
 from dome.samples.tracing.refuse import reentrant
 from dome.samples.tracing.strict import refuse_mix, refuse_order
 from dome.samples.tracing.trace import Trace, writes
@@ -75,6 +77,18 @@ class CaptureMode(TorchFunctionMode):
         self.trace.spaces = graphs.spaces
         for t, place in graphs.places():
             self.trace.mark_axis(t, place)
+
+    def begin_packed(
+        self, packed: PackedSequence, inputs: list[Tensor], wanted: Wanted
+    ) -> None:
+        """Start a forward pass of sequences in one, each of which is a sample."""
+        rows = sequences_of(packed)
+        self.trace.begin(rows.batch, wanted)
+        self.trace.mark_axis(packed.data, rows)
+        for t in inputs:
+            axis = _input_axis(t, rows.batch, 0)
+            if axis is not None and not any(t is part for part in packed):
+                self.trace.mark_axis(t, axis)
 
     def check(self, output: object) -> None:
         """Look at what the model returns."""

@@ -48,6 +48,10 @@ class Leaves:
         found = self._nodes.get(id(p))
         # Moving a parameter to another device or type gives it a new node.
         if found is None or found[:2] != (p.device, p.dtype):
-            found = (p.device, p.dtype, get_gradient_edge(p).node)
+            try:
+                found = (p.device, p.dtype, get_gradient_edge(p).node)
+            except AttributeError:
+                # Inside torch.func, which has graphs of its own and fills no .grad.
+                return Reach.COMPUTES
             self._nodes[id(p)] = found
         return reach(found[2])

@@ -135,9 +135,9 @@ class Rows:
         """Whether gradients came since the last step without a sample being seen.
 
         To be asked before ``take()``, of a step at which samples were due; never so if
-        this taker rests.
+        this taker rests, or was told to expect gradients of no sample.
         """
-        seen = self._forward_seen or self._empty_seen or self._groups
+        seen = self._forward_seen or self._empty_seen or self._excused or self._groups
         return self.active and not seen and came_without_samples(self._since_step)
 
     def excuse(self) -> None:

@@ -51,6 +51,11 @@ def acts_along(
     return tuple(d % x.ndim for d in given if isinstance(d, int) and x.ndim)
 
 
+def has_dims(func: Callable[..., Value]) -> bool:
+    """Whether it is known along which dimensions an operation works."""
+    return _known(func) is not None
+
+
 def _trailing(x: Tensor, count: int) -> Dims:
     return tuple(range(max(x.ndim - count, 0), x.ndim))
 
@@ -102,6 +107,8 @@ def _of_signature(func: FunctionType) -> tuple[int, tuple[str, ...], Value] | No
 
 
 def _of_schemas(name: str) -> tuple[int, tuple[str, ...], Value] | None:
+    if name == "renorm":
+        return None  # its dim is the one that it leaves alone
     for arguments in schema_arguments(name):
         for place, (argument, kind, default) in enumerate(arguments):
             if argument == "dim" and "Dimname" not in kind:

@@ -115,7 +115,8 @@ def _from_the_right(step: Step) -> Axis | None:
 
 
 def _from_the_left(step: Step) -> Axis | None:
-    return step.axis
+    # A table whose rows are samples is looked up at any of them.
+    return step.axis if step.x is step.argument(0, "input") else None
 
 
 def _contracted(step: Step) -> Axis | None:
@@ -254,6 +255,9 @@ def _places(i: Value) -> int:
     return int(i is None or isinstance(i, slice | list))
 
 
+CONTRACTING = frozenset(
+    (*operations("tensordot", "matmul", "__matmul__", "__rmatmul__"), torch.einsum)
+)
 _ROLLING = frozenset(operations("roll"))
 _MOVES: dict[Callable[..., Value], Callable[[Step], Axis | None]] = {
     **dict.fromkeys(BROADCASTING, _from_the_right),

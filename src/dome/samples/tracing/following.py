@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.dims import acts_along
-from dome.samples.tracing.flow import BROADCASTING, is_movement, regular
+from dome.samples.tracing.dims import acts_along, has_dims
+from dome.samples.tracing.flow import BROADCASTING, CONTRACTING, is_movement, regular
 from dome.samples.tracing.indexing import by_ids, has_rule, wants_ids
 from dome.samples.tracing.labels import Labels
 from dome.samples.tracing.origins import Batched
+from dome.samples.tracing.probing import brings_together
 from dome.samples.tracing.step import Step, operations
 
 # Arguments of these line up from the right: samples must lie in the same dimension.
@@ -28,8 +29,9 @@ def follow(step: Step) -> Batched | None:
         place, doubt = by_ids(step)
         found = Batched(place, doubt=doubt)
     else:
-        mixed = _mixes(step) if step.axis.batch > 1 else None
-        found = Batched(regular(step), mixed)
+        axis = regular(step)
+        mixed = _mixes(step, axis) if step.axis.batch > 1 else None
+        found = Batched(axis if mixed is None else axis or _suggested(step), mixed)
     if found.place is None and step.known[0][1].batch == 1 and step.out.ndim:
         return Batched(Axis(0, 1))
     if found.place is None and found.mixed is None:
@@ -40,17 +42,30 @@ def follow(step: Step) -> Batched | None:
     return found
 
 
-def _mixes(step: Step) -> str | None:
+def _suggested(step: Step) -> Axis | None:
+    """Where mixed samples lie, as far as the shape of a result can tell."""
+    return step.axis if step.axis.fits(step.out.shape) else None
+
+
+def _mixes(step: Step, found: Axis | None) -> str | None:
     """The name of an operation that brings entries of several samples together."""
     func, x, axis = step.func, step.x, step.axis
     if func in _ALIGNED and len(step.known) > 1 and _clash(step):
         return f"{_name(step)}, which pairs samples with each other"
     if func is torch.cdist and len(step.known) > 1 and axis.dim >= x.ndim - 2:
         return f"{_name(step)}, which pairs samples with each other"
-    if is_movement(func) or has_rule(func):
-        return None
+    if func in CONTRACTING and found is None:
+        return f"{_name(step)}, which pairs or sums samples"
+    return None if is_movement(func) or has_rule(func) else _joins(step, found)
+
+
+def _joins(step: Step, found: Axis | None) -> str | None:
+    """The same of an operation that has no rule."""
+    func, x, axis = step.func, step.x, step.axis
     if axis.dim in acts_along(func, step.args, step.kwargs, x):
         return f"{_name(step)} over dimension {axis.dim}"
+    if found is not None and not has_dims(func) and brings_together(step, found):
+        return f"{_name(step)}"
     return None
 
 

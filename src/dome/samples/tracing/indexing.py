@@ -32,7 +32,7 @@ Found = tuple[Tensor | None, Tensor | None]  # ids and doubt
 
 def has_rule(func: Callable[..., Value]) -> bool:
     """Whether ids have an exact rule of their own for this operation."""
-    return func in _RULES or func in WRITES
+    return func in WRITES or (func in _RULES and func not in _PRODUCTS)
 
 
 def wants_ids(step: Step) -> bool:
@@ -276,6 +276,15 @@ def _of_one(i: Value) -> Value:
     return torch.zeros_like(i) if isinstance(i, Tensor) else 0
 
 
+def _masked(step: Step) -> Found:
+    """``masked_select``: entries one after the other."""
+    ids = _own(step)
+    if ids is None:
+        return None, None
+    ids, mask = torch.broadcast_tensors(ids, step.argument(1, "mask"))
+    return ids[mask], None
+
+
 def _from_the_index(step: Step) -> Found:
     """A table that is no sample's, looked up at the samples' indices."""
     index = step.args[1] if step.func is torch.Tensor.__getitem__ else None
@@ -410,6 +419,9 @@ _SELECTING = frozenset(operations("index_select"))
 _ALONG = frozenset(operations("take_along_dim"))
 _SIZED = frozenset(operations("chunk", "split", "tensor_split", "split_with_sizes"))
 _SPLITTING = frozenset(operations("unbind", "unsafe_chunk", "unsafe_split"))
+_PRODUCTS = frozenset(
+    (*operations("matmul", "mm", "bmm", "__matmul__"), torch.sparse.mm)
+)
 _VIEWS = (
     *operations("transpose", "permute", "t", "adjoint", "movedim", "moveaxis"),
     *operations("swapaxes", "swapdims", "unsqueeze", "squeeze", "expand"),
@@ -428,8 +440,8 @@ _RULES: dict[Callable[..., Value], Callable[[Step], Found]] = {
     **dict.fromkeys(operations("repeat_interleave"), _repeated),
     **dict.fromkeys(operations("cat", "concat", "concatenate"), _joined),
     **dict.fromkeys(operations("embedding", "one_hot"), _looked_up),
-    **dict.fromkeys(operations("matmul", "mm", "bmm", "__matmul__"), _multiplied),
-    torch.sparse.mm: _multiplied,
+    **dict.fromkeys(_PRODUCTS, _multiplied),
+    **dict.fromkeys(operations("masked_select"), _masked),
     torch.einsum: _contracted,
     torch.Tensor.__getitem__: _indexed,
     fused._pack_padded_sequence: _packed,
@@ -444,7 +456,7 @@ _TOUCHES: dict[Callable[..., Value], Callable[[Step], bool]] = {
     **dict.fromkeys(operations("repeat_interleave"), _uncounted),
     **dict.fromkeys(_SIZED, _touched),
     **dict.fromkeys(operations("cat", "concat", "concatenate"), _uneven),
-    **dict.fromkeys(WRITES, _always),
+    **dict.fromkeys((*WRITES, *operations("masked_select")), _always),
     torch.Tensor.__getitem__: _rearranged,
     fused._pack_padded_sequence: _always,
     fused._pad_packed_sequence: _always,
