@@ -81,7 +81,7 @@ def without_chosen(section: Section) -> Section:
     What that is, is noted beside the rows, and told instead of them.
     """
     chosen = section.facts.get("chosen")
-    if not isinstance(chosen, list):
+    if not isinstance(chosen, list) or not chosen:
         return section
     trials = [
         replace(t, settings={k: v for k, v in t.settings.items() if k not in chosen})
