@@ -18,7 +18,7 @@ from dome.diagnostics import FilterStats, collect_stats
 from dome.hooking import Hooked
 from dome.newcomers import Newcomers
 from dome.numerics.factors import FactorBatch
-from dome.numerics.shard import Shard
+from dome.numerics.shard import Shard, Total, alone
 from dome.options import Downstream, FilterOptions, signature_of
 from dome.parameters import Block, Layout, selected
 from dome.samples.protocol import gives_factors
@@ -240,6 +240,7 @@ def make_tracker(
     layout: Layout,
     options: FilterOptions,
     place: Callable[[Block], tuple[slice, Shard]] | None = None,
+    total: Total = alone,
 ) -> Blockwise:
     """A tracker for each block that is filtered.
 
@@ -248,6 +249,8 @@ def make_tracker(
         options: Which trackers, and with what ranks.
         place: For each block, which of the columns held here are its own, and which of
             its rows these are, if other workers hold the others.
+        total: Adds up tensors over workers that have other samples, and the same
+            directions of low rank.
     """
     ranks = ranks_of(layout.blocks, options.rank)
     columns: list[slice] = []
@@ -261,6 +264,7 @@ def make_tracker(
             if options.direction_rank is None:
                 made = options.tracker_for(block.dim, rank, **where)
             else:
+                where["total"] = total
                 made = options.directions_for(layout.shapes(block), rank, **where)
             columns.append(here)
             trackers[block.name] = made

@@ -114,6 +114,7 @@ def compare_with_one_process(place, num_steps, size=12, dtype=torch.float64, **o
 
 def assert_same_stats(one, other, dtype):
     tolerance = {"rel": 1e-6 if dtype == torch.float64 else 1e-2, "abs": 1e-5}
+    tolerance["nan_ok"] = True  # a fraction is not known of directions of low rank
     for name in ("step", "fraction", "kept_norm", "effective_rank", "drift"):
         there, here = getattr(one, name), getattr(other, name)
         assert here == pytest.approx(there, **tolerance), (name, there, here)
@@ -150,6 +151,29 @@ def per_sample_equals_one_process_with_every_option(place):
 def more_samples_than_directions_give_the_same_either_way(place):
     # From 2 K samples a worker on, the covariance action is the cheaper one.
     assert compare_with_one_process(place, 20, size=60, rank=3) < 1e-9
+
+
+@check
+def directions_of_low_rank_equal_one_process_with_the_whole_batch(place):
+    for more in ({}, {"layout": "layerwise", "forget": 0.2}, {"update_every": 2}):
+        options = {"direction_rank": 2, "rank": 3} | more
+        assert compare_with_one_process(place, 8, **options) < 1e-9
+    # Where a weight is not small, samples are products.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dome.samples.store.factors.SMALL_WEIGHT", 0)
+        assert compare_with_one_process(place, 8, direction_rank=2, rank=3) < 1e-9
+    model, optimizer, grad_filter = start(place, 3, direction_rank=2)
+    for i, (x, y) in enumerate(batches(rng(), 4, 12)):
+        if i == 2 and place.rank == 0:  # a worker without samples
+            optimizer.zero_grad()
+            optimizer.step()
+        else:
+            step(model, optimizer, mine(place, x), mine(place, y))
+        same_everywhere(place, flat(model))
+    state = grad_filter.state_dict()
+    grad_filter.load_state_dict(state)
+    assert grad_filter.state_dict().keys() == state.keys()
+    grad_filter.detach()
 
 
 @check

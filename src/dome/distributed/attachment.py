@@ -10,10 +10,15 @@ from torch.optim import Optimizer
 from dome.attachment import call_before_step, check_no_filter
 from dome.compression import Compressor
 from dome.distributed.compressed import CompressedFilter
+from dome.distributed.directions import DirectionsFilter
 from dome.distributed.fully_sharded import FullyShardedFilter
 from dome.distributed.reduce_scatter import sharded_modules
 from dome.distributed.sharded import ShardedFilter
 from dome.newcomers import Newcomers, held_by
+
+DistributedFilter = (
+    ShardedFilter | DirectionsFilter | CompressedFilter | FullyShardedFilter
+)
 
 
 def attach(
@@ -25,7 +30,7 @@ def attach(
     samples: str = "per_sample",
     share: str | int = "own",
     **options: Any,  # noqa: ANN401 (the filters name and check them)
-) -> ShardedFilter | CompressedFilter | FullyShardedFilter:
+) -> DistributedFilter:
     """Filter the gradients of every ``optimizer.step()`` across workers from now on.
 
     DDP's own communication is switched off until ``detach()``, as in its ``no_sync()``:
@@ -63,7 +68,7 @@ def attach(
             "a GradScaler looks at gradients before they are averaged, so that one "
             "worker would skip a step that others take: train in bfloat16 without one"
         )
-    grad_filter: ShardedFilter | CompressedFilter | FullyShardedFilter
+    grad_filter: DistributedFilter
     if sharded_modules(model):
         if compressor is not None or share != "own":
             raise ValueError(
@@ -84,7 +89,9 @@ def attach(
                 "share is for workers with a compressor; without one they hold one "
                 "basis together"
             )
-        grad_filter = ShardedFilter(
+        thin = options.get("direction_rank") is not None
+        kind = DirectionsFilter if thin else ShardedFilter
+        grad_filter = kind(
             model, rank, samples=samples, parameters=parameters, **options
         )
     else:

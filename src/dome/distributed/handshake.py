@@ -116,9 +116,9 @@ def check_same_options(
 
 
 def refuse_directions(options: FilterOptions) -> None:
-    """Refuse directions of low rank, which are not split over workers."""
+    """Refuse directions of low rank where workers have each its own samples."""
     if options.direction_rank is not None:
         raise ValueError(
-            "direction_rank is not supported across workers yet: leave it out, since "
-            "workers split the basis among them, or train in one process"
+            "direction_rank is not supported with a compressor across workers, where "
+            "each has a basis of its own: leave out one of the two"
         )

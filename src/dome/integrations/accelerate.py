@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 
 import dome.distributed
 from dome.attachment import attach as attach_here
-from dome.distributed import CompressedFilter, FullyShardedFilter, ShardedFilter
+from dome.distributed import DistributedFilter
 from dome.filter import GradientFilter
 
-AnyFilter = GradientFilter | ShardedFilter | CompressedFilter | FullyShardedFilter
+AnyFilter = GradientFilter | DistributedFilter
 
 
 def attach(

@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 
 import dome.distributed
 from dome.attachment import attach
-from dome.distributed import CompressedFilter, FullyShardedFilter, ShardedFilter
+from dome.distributed import DistributedFilter
 from dome.filter import GradientFilter
 from dome.integrations.log import log_row
 
-AnyFilter = GradientFilter | ShardedFilter | CompressedFilter | FullyShardedFilter
+AnyFilter = GradientFilter | DistributedFilter
 
 
 class DomeCallback(pl.Callback):  # type: ignore[misc] # Lightning is not type-checked
