@@ -1,17 +1,18 @@
 """What each habit of ``dome.numerics.cpu`` gains in a filtered step.
 
-    python benchmarks/cpu_habits.py [--rank 100] [--rounds 60]
+    python benchmarks/cpu_habits.py [--rank 100] [--rounds 60] [--busy]
 
 Filtered training loops take turns in one process, each with one habit replaced by what
 one would write without knowing the CPU. A row says by how much the step then takes
 longer: the median over rounds of its time over that of the step as it is in the same
 round; on two threads and on one. What gains less than a twentieth of a step at B = 16
-and at B = 128 should go.
+and at B = 128 should go. With ``--busy``, one thread and its own seconds, which other
+processes hardly change.
 """
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
 
@@ -59,7 +60,7 @@ def without(habit: str | None) -> Iterator[None]:
 
 
 def measure(
-    batch_size: int, rank: int, num_rounds: int
+    batch_size: int, rank: int, num_rounds: int, clock: Callable[[], float]
 ) -> dict[str | None, tuple[float, float]]:
     """Seconds of a filtered step without each habit, and over those as it is."""
     variants = [None, *HABITS]
@@ -69,10 +70,10 @@ def measure(
     for number in range(warm + num_rounds):
         for variant, loop in loops.items():
             with without(variant):
-                start = time.perf_counter()
+                start = clock()
                 loop.step()
                 if number >= warm:
-                    taken[variant].append(time.perf_counter() - start)
+                    taken[variant].append(clock() - start)
     return {
         variant: (
             median(seconds),
@@ -87,13 +88,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--busy", action="store_true")
     options = parser.parse_args()
+    clock = time.process_time if options.busy else time.perf_counter
     print(f"{'without':<28}{'threads':>8}{'B':>6}{'step':>10}{'longer by':>11}")
-    for num_threads in (2, 1):
+    for num_threads in (1,) if options.busy else (2, 1):
         torch.set_num_threads(num_threads)
         for batch_size in (16, 128):
             rounds = options.rounds if batch_size == 16 else options.rounds // 2
-            steps = measure(batch_size, options.rank, rounds)
+            steps = measure(batch_size, options.rank, rounds, clock)
             for habit, (seconds, ratio) in steps.items():
                 print(
                     f"{habit or 'nothing':<28}{num_threads:>8}{batch_size:>6}"
