@@ -4,6 +4,7 @@ All are checked here, once, before anything is hooked or allocated.
 """
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
@@ -139,11 +140,8 @@ class FilterOptions:
     def described(self) -> dict[str, str]:
         """Every option in words that are the same wherever it is the same."""
         words = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            name: getattr(value, "__qualname__", None) or type(value).__qualname__
-            if callable(value) or name in ("after", "generator", "scaler")
-            else repr(value)
-            for name, value in words.items()
+        return {name: described(value) for name, value in words.items()} | {
+            "after": ", ".join(described(stage) for stage in self.stages) or "nothing"
         }
 
     @property
@@ -221,6 +219,11 @@ CHOICES: dict[str, Collection[str]] = {
     "samples": KINDS,
     "loss_reduction": LOSS_REDUCTIONS,
 }
+
+
+def described(value: object) -> str:
+    """A value in words, without its address: that is another in every process."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
 def _check_strength(strength: float) -> None:

@@ -72,11 +72,7 @@ class CompressedFilter(Hooked):
         checked = FilterOptions.named("dome.distributed.attach", options)
         refuse_directions(checked)
         check_same_options(
-            self._workers,
-            checked,
-            num_parameters=layout.dim,
-            compressor=compressor,
-            share=share,
+            self._workers, checked, layout, compressor=compressor, share=share
         )
         self._exchange = Exchange(compressor, self._workers, layout)
         options["after"] = (*checked.stages, self._exchange)

@@ -68,9 +68,7 @@ class FullyShardedFilter(Hooked):
         check_supported(model, samples, self._options)
         self._layout = Layout(model, self._options.layout, only=parameters)
         self._workers = Workers(workers_of(self._layout), self._layout.device)
-        check_same_options(
-            self._workers, self._options, num_parameters=self._layout.dim
-        )
+        check_same_options(self._workers, self._options, self._layout)
         self._placement = Placement(self._layout, self._workers)
         generator = self._workers.agree_on(self._options.generator)
         self._options = replace(self._options, generator=generator)

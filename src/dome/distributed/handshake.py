@@ -1,5 +1,6 @@
 """What workers tell each other at the beginning of a step: a few integers each."""
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dome.distributed.workers import Workers
-from dome.options import FilterOptions
+from dome.options import FilterOptions, described
 from dome.parameters import Layout
 
 FLAGS = 62  # parameters whose flags fit an integer
@@ -94,19 +95,23 @@ def adds_up(rows: Tensor | None, gradient: Tensor) -> bool:
 
 
 def check_same_options(
-    workers: Workers, options: FilterOptions, **more: object
+    workers: Workers, options: FilterOptions, layout: Layout, **more: object
 ) -> None:
     """Refuse workers whose filters differ, on every worker, by the option's name.
 
     Args:
         workers: All of them.
         options: This worker's.
+        layout: Which parameters it filters.
         **more: What else must be the same, by name.
     """
-    words = options.described() | {name: repr(value) for name, value in more.items()}
+    words = options.described() | {n: described(value) for n, value in more.items()}
+    shapes = "\n".join(f"{slot.name} {tuple(slot.shape)}" for slot in layout.slots)
+    digest = f"{zlib.crc32(shapes.encode()):08x}"
+    words["parameters"] = f"{layout.dim} numbers, names and shapes {digest}"
     everyone = workers.exchange_words(words)
-    for name in words:
-        values = [other[name] for other in everyone]
+    for name in dict.fromkeys(name for other in everyone for name in other):
+        values = [other.get(name, "none") for other in everyone]
         if len(set(values)) > 1:
             listed = ", ".join(f"rank {p} has {v}" for p, v in enumerate(values))
             raise ValueError(

@@ -4,26 +4,21 @@ Every call is a collective of ``torch.distributed``: all workers must make it, i
 same order. Bytes are counted, and where one does not come, the error says which.
 """
 
-import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dome.distributed.roll_call import RollCall, own_place
 from dome.distributed.traffic import Traffic
-from dome.torch_private import default_store
 
 # Newer versions of torch have other names for these two.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
-PATIENCE = 5.0  # seconds for slow workers to show that they are not the missing one
-
-_numbers = count()  # of groups of workers made in this process: the same on all
+PLACE = "where a worker lives"
 
 
 class Workers:
@@ -38,10 +33,7 @@ class Workers:
         self.group, self.device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.traffic = Traffic(self.rank, self.size)
-        self._arrivals, self._at = 0, ""
-        # torchrun may keep one store over restarts: each life has names of its own.
-        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._prefix = f"dome/{life}/{next(_numbers)}"
+        self._roll_call = RollCall(self.rank, self.size)
 
     def table(self, row: Sequence[int]) -> list[list[int]]:
         """The rows of all workers, each of the same number of integers."""
@@ -56,10 +48,12 @@ class Workers:
 
     def exchange_words(self, words: dict[str, str]) -> list[dict[str, str]]:
         """The words of all workers, rank by rank; for once, at the beginning."""
-        self.arrive()
+        self.arrive("the handshake")
         everyone: list[dict[str, str]] = [{} for _ in range(self.size)]
+        mine = words | {PLACE: own_place()}
         with self.waiting("the comparison of options"):
-            dist.all_gather_object(everyone, words, group=self.group)
+            dist.all_gather_object(everyone, mine, group=self.group)
+        self._roll_call.places = [other.pop(PLACE) for other in everyone]
         return everyone
 
     def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
@@ -186,12 +180,7 @@ class Workers:
         Args:
             at: Where all workers come to; the next step if not given.
         """
-        self._arrivals += 1
-        self._at = f"step {self._arrivals}" if at is None else at
-        default_store().set(self._name(self.rank), str(self._arrivals))
-
-    def _name(self, worker: int) -> str:
-        return f"{self._prefix}/{worker}"
+        self._roll_call.arrive(at)
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
@@ -201,36 +190,8 @@ class Workers:
         except RuntimeError as error:
             raise RuntimeError(
                 f"rank {self.rank} of {self.size} gave up at {what}: "
-                f"{self._who_is_missing()}. torch says: {error}"
+                f"{self._roll_call.missing()}. torch says: {error}"
             ) from error
 
-    def _who_is_missing(self) -> str:
-        try:
-            default_store().set(f"{self._name(self.rank)}/gave up", "1")
-            late = self._few(lambda worker: self._seen(worker) < self._arrivals)
-            silent = late or self._few(lambda worker: not self._gave_up(worker))
-        except RuntimeError:
-            return "and the store that knows who arrived does not answer either"
-        names = [f"rank {worker}" for worker in late or silent]
-        if late:
-            return f"{' and '.join(names)} did not come to {self._at}"
-        who = " or ".join(names) or "one"
-        return f"all ranks came to {self._at}, and {who} broke off in it"
 
-    def _few(self, is_meant: Callable[[int], bool]) -> list[int]:
-        """The workers that are meant: one, if the others are only slow."""
-        end = time.monotonic() + PATIENCE
-        while True:
-            found = [worker for worker in range(self.size) if is_meant(worker)]
-            if len(found) < 2 or time.monotonic() > end:
-                return found
-            time.sleep(0.1)
-
-    def _seen(self, worker: int) -> int:
-        """How often a worker has arrived."""
-        store, name = default_store(), self._name(worker)
-        return int(store.get(name)) if store.check([name]) else 0
-
-    def _gave_up(self, worker: int) -> bool:
-        known: bool = default_store().check([f"{self._name(worker)}/gave up"])
-        return known
+PLACE = "where a worker lives"

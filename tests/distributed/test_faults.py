@@ -1,0 +1,84 @@
+"""Workers that die inside a step, or are not alike: real processes, over loopback."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from launch import HERE, LIMIT, environment
+
+from dome.distributed.roll_call import is_gone, own_place
+
+pytestmark = pytest.mark.slow
+SIZE = 3
+
+
+def run_dying(folder, way, who):
+    """Three workers; what each wrote down, rank by rank, and their exit codes."""
+    arguments = [str(SIZE), str(folder), way, str(who)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "dying.py"), str(rank), *arguments],
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(SIZE)
+    ]
+    try:
+        codes = [process.wait(timeout=LIMIT) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    files = [folder / f"said.{rank}" for rank in range(SIZE)]
+    return [path.read_text() if path.exists() else "" for path in files], codes
+
+
+@pytest.mark.parametrize(
+    ("way", "who"), [("killed", 2), ("killed", 0), ("raises", 1), ("hangs", 1)]
+)
+def test_a_worker_that_dies_inside_a_step_is_named_by_every_survivor(
+    way, who, tmp_path
+):
+    said, codes = run_dying(tmp_path, way, who)
+    assert said[who] == ""
+    for rank in set(range(SIZE)) - {who}:
+        assert codes[rank] == 1
+        expected = (
+            rf"rank {rank} of 3 gave up at .*: all ranks came to step 3, and "
+            rf"rank {who} broke off in it"
+        )
+        ended = "" if way == "hangs" else r" \(process \d+ on .* has ended\)\. torch"
+        # The others are alive, or gave up as well: nobody else is blamed.
+        assert re.search(expected + ended, said[rank]), said
+
+
+def test_an_option_that_one_worker_has_alone_is_named_by_all(tmp_path):
+    said, codes = run_dying(tmp_path, "options", 1)
+    assert codes == [0] * SIZE
+    assert said[0] == said[1] == said[2]
+    names = [line.partition(":")[0] for line in said[0].splitlines()]
+    words = "workers have different options, "
+    assert names == [
+        words + name
+        for name in (
+            *("rank", "tracker", "oversample", "warmup", "update_every", "forget"),
+            *("layout", "after", "basis_dtype", "compressor"),
+        )
+    ]
+    assert "rank 0 has 4, rank 1 has 5, rank 2 has 4" in said[0]
+
+
+def test_a_process_is_gone_when_it_has_ended_and_before_it_is_buried():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    place = own_place().replace(str(os.getpid()), str(child.pid), 1)
+    assert not is_gone(place)
+    assert not is_gone(own_place())
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+    assert is_gone(place)
+    child.communicate()
+    assert is_gone(place)
+    assert not is_gone(place.replace(" on ", " on another "))  # nobody can tell
