@@ -18,6 +18,8 @@ from dome.numerics.together import Steps, Sum
 
 # ‖μ‖² over the mean of ‖h_b‖² from which samples are centred before anything else.
 LONG_MEAN = 4.0
+# Squared length beyond which float32, in which most bases are, may lose products.
+FAR = torch.finfo(torch.float32).max ** 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +108,17 @@ class Rows:
 
     def centered(self, block: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
         """A block of rows, multiplied and centred along ``dim``, where the B are."""
-        block = self.multiplied(block).to(dtype)
+        block = self.multiplied(block, dtype)
         return block - block.mean(dim=dim, keepdim=True)
 
-    def multiplied(self, block: Tensor) -> Tensor:
-        """A block of rows times ``power``."""
-        return block if self.power is None else block * self.power
+    def multiplied(self, block: Tensor, dtype: torch.dtype) -> Tensor:
+        """A block of rows times ``power``, in ``dtype``."""
+        if self.power is None:
+            return block.to(dtype)
+        # In the wider of the two: the power fits neither 16 bits, where these are what
+        # rows have, nor what is left of float64 rows once they are float32.
+        wider = torch.promote_types(block.dtype, dtype)
+        return (block.to(wider) * self.power).to(dtype)
 
     def products(self, S: Tensor, Q: Tensor | None, shard: Shard) -> Steps[Products]:
         """Products with each other and with U = S Q: see ``Samples``."""
@@ -137,7 +144,9 @@ class Rows:
             largest = torch.linalg.vector_norm(self.rows, torch.inf).double()
         # A sum over workers is no less than the maximum, and at most P times that.
         (largest,) = yield Sum(shard.total, (largest,))
-        exponent = torch.frexp(largest)[1].clamp(-126, 126)
+        # Exponents that the precision of the rows has, and that of the basis at least.
+        most = 1022 if self.rows.dtype == torch.float64 else 126
+        exponent = torch.frexp(largest)[1].clamp(-most, most)
         power = torch.ldexp(torch.ones_like(largest), -exponent)
         return Rows(self.rows, self.scale, power)
 
@@ -227,13 +236,14 @@ def questions(
         scale: What rows were multiplied by to give the samples.
     """
     B, energy, mu2 = len(seen.V), seen.energy, seen.mu2
-    # One infinite or missing value shows in all sums.
-    finite = (seen.V.sum() + energy + mu2).isfinite()
-    constant = (energy == 0) | (B * mu2 >= (4 * torch.finfo(dtype).eps) ** -2 * energy)
+    # One infinite or missing value shows in all sums. Fourth powers of lengths are what
+    # eigenvalues come from: samples of float64 may be finite where these are not.
+    finite = (seen.V.sum() + energy.square() + mu2 + seen.VHHV.sum()).isfinite()
+    too_small = energy.square() < torch.finfo(energy.dtype).tiny
+    constant = too_small | (B * mu2 >= (4 * torch.finfo(dtype).eps) ** -2 * energy)
     # Squares leave the range of a precision long before the samples do.
     size = (energy / B + mu2) / scale**2
-    far = torch.finfo(compute_dtype(dtype)).max ** 0.5
-    care = ~finite | (size < 1 / far) | (size > far) | (B * mu2 >= LONG_MEAN * energy)
+    care = ~finite | (size < 1 / FAR) | (size > FAR) | (B * mu2 >= LONG_MEAN * energy)
     return finite, constant, care
 
 
@@ -277,7 +287,7 @@ def _center_then_products(
     inner = S.new_zeros(B + 1, B + 1 if pairwise else 1, dtype=torch.float64)
     squares = S.new_zeros(B, dtype=torch.float64)
     for rows in passes.row_blocks(S, B + K):
-        block = samples.multiplied(samples.rows[:, rows]).to(dtype)
+        block = samples.multiplied(samples.rows[:, rows], dtype)
         mean = block.mean(dim=0, keepdim=True)
         both = torch.cat([block - mean, mean])
         coords += passes.sum_of_pieces(both, S[rows].to(dtype))

@@ -17,6 +17,7 @@ are X (above, for U) and X' (below, for Z), then [U, Z] [X; X'] is
 Cost 8 D B K + 2 D B² flops, and 2 D K² now and then (see ``dome.numerics.factored``).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -116,12 +117,16 @@ class IncrementalSVD(StreamingBasis):
             return self._fade(past, seen)
         self._values = past * self._values
         num_parts = -(-len(samples) // max(ROWS_AT_ONCE, 2 * self._U.num_columns))
+        dtype = torch.promote_types(samples.rows.dtype, compute_dtype(self._U.dtype))
         power = 1.0 if samples.power is None else samples.power
-        mean, doubt = samples.rows.mean(dim=0), self._values.new_zeros(())
-        for part in samples.rows.tensor_split(num_parts):
+        parts = samples.rows.tensor_split(num_parts)
+        sums = [samples.multiplied(part, dtype).sum(dim=0) for part in parts]
+        mean = torch.stack(sums).sum(dim=0) / len(samples)
+        doubt = self._values.new_zeros(())
+        for part in parts:
             # Rows are centred on the whole batch; the part's own mean then is variance
             # too, which the mirrored rows keep: [h; −h]/√2 has mean zero.
-            rows = (part - mean) * (power * 0.5**0.5)
+            rows = (samples.multiplied(part, dtype) - mean) * 0.5**0.5
             both = Rows(torch.cat([rows, -rows]), samples.scale / power)
             share = newest * len(both) / len(samples)
             inner = yield from self._U.products_without_action(both)
@@ -143,9 +148,12 @@ class IncrementalSVD(StreamingBasis):
         dtype = compute_dtype(self._U.dtype)
         eps, noise = torch.finfo(dtype).eps, NOISE[dtype]
         correction, inner = yield from self._U.outside(samples, seen.V)
-        # A batch that is not finite is left out later, and must not stop eigh here.
-        V = (seen.V + correction).nan_to_num(0.0, 0.0, 0.0)
-        inner = (inner - correction @ correction.T).nan_to_num(0.0, 0.0, 0.0)
+        # A batch that is not finite, or whose squares are not, is left out later, and
+        # must not stop eigh here.
+        is_usable = seen.energy.square().isfinite()
+        V = torch.where(is_usable, seen.V + correction, 0.0).nan_to_num(0.0, 0.0, 0.0)
+        inner = torch.where(is_usable, inner - correction @ correction.T, 0.0)
+        inner = inner.nan_to_num(0.0, 0.0, 0.0)
         theta, E = yield Small(torch.linalg.eigh, (inner,))
         theta, E = theta[1:], E[:, 1:]  # a centred batch has B − 1 directions
         length = (seen.energy + B * seen.mu2).nan_to_num(0.0, 0.0, 0.0)
@@ -195,6 +203,12 @@ class IncrementalSVD(StreamingBasis):
 
     def _determined(self) -> Tensor:
         return (self._values > 0).sum()
+
+    def _required_in(self, state: Mapping[str, Tensor]) -> Tensor:
+        values = state.get("values")
+        if not isinstance(values, Tensor) or values.shape != self._values.shape:
+            return self._values > torch.inf  # refused by its name
+        return values > 0
 
     def arbitrary_in(self, C: Tensor) -> Tensor:
         """How much of the columns U C is arbitrary, shape (K, K): none of it."""
