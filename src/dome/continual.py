@@ -155,10 +155,21 @@ class EWC:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state; one of another model is refused."""
         states.check_model(self._layout, state)
+        own = self.state_dict()
+        for name in ("fisher", "anchor", "constant"):
+            there = state.get(name)
+            if there is None or there.shape != own[name].shape:
+                raise ValueError(f"the state of an EWC has no {name!r} of this model")
+            if not there.isfinite().all() or (name == "fisher" and (there < 0).any()):
+                raise ValueError(
+                    f"{name!r} in the state of an EWC is not finite, or negative: the "
+                    f"file is damaged; go back to an older one"
+                )
+        num_tasks = states.count_in(state, "num_tasks")
         self._fisher = state["fisher"].to(self._fisher, copy=True)
         self._anchor = state["anchor"].to(self._anchor, copy=True)
         self._constant = state["constant"].to(self._constant, copy=True)
-        self._num_tasks = int(state["num_tasks"])
+        self._num_tasks = num_tasks
 
     def _parameters(self) -> Tensor:
         return torch.cat([p.flatten() for p in self._layout.parameters])

@@ -5,7 +5,8 @@ safetensors. Every tracked parameter is in it by name, with its shape, so that t
 of another model is refused by name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,10 +48,43 @@ def stages(after: Sequence[object]) -> dict[str, Tensor]:
 
 
 def load_stages(after: Sequence[object], state: Mapping[str, Tensor]) -> None:
-    """Give each stage behind the filter its state back."""
-    for i, stage in enumerate(after):
-        if hasattr(stage, "load_state_dict"):
-            stage.load_state_dict(below_prefix(f"{AFTER}{i}.", state))
+    """Give each stage behind the filter its state back; all of them, or none."""
+    load_together(stage_states(after, state))
+
+
+def stage_states(
+    after: Sequence[object], state: Mapping[str, Tensor]
+) -> list[tuple[Any, Mapping[str, Tensor]]]:
+    """Each stage behind the filter that takes a state, and that state."""
+    pairs = [(s, below_prefix(f"{AFTER}{i}.", state)) for i, s in enumerate(after)]
+    return [(s, own) for s, own in pairs if hasattr(s, "load_state_dict")]
+
+
+def load_together(parts: Iterable[tuple[Any, Mapping[str, Tensor]]]) -> None:
+    """Load a state into each of several; if one refuses, all stay as they were."""
+    before = []
+    try:
+        for owner, state in parts:
+            own = {name: value.clone() for name, value in owner.state_dict().items()}
+            before.append((owner, own))
+            owner.load_state_dict(state)
+    except BaseException:
+        for owner, own in before:
+            owner.load_state_dict(own)
+        raise
+
+
+def count_in(state: Mapping[str, Tensor], name: str) -> int:
+    """A number of steps out of a state; one that cannot be is refused by name."""
+    if name not in state:
+        raise ValueError(f"the state has no {name!r}: the file is damaged, or no state")
+    value = state[name]
+    if value.numel() != 1 or value.is_floating_point() or int(value) < 0:
+        raise ValueError(
+            f"{name!r} in the state is {value.tolist()}, not a number of steps: the "
+            f"file is damaged, or no state"
+        )
+    return int(value)
 
 
 def check_model(layout: Layout, state: Mapping[str, Tensor]) -> None:
@@ -61,6 +95,12 @@ def check_model(layout: Layout, state: Mapping[str, Tensor]) -> None:
             "this is not a state of a GradientFilter: it names no parameters"
         )
     here = {slot.name: tuple(slot.shape) for slot in layout.slots}
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"{name!r} in the state is a {type(value).__name__}, not a tensor: the "
+                f"file is damaged, or no state"
+            )
     for name, shape in here.items():
         if name not in saved:
             raise ValueError(

@@ -61,6 +61,15 @@ def test_later_updates_do_not_change_a_state(make, rng):
         ("num_skipped", lambda t: None, "no 'num_skipped'"),
         ("orthogonality_error", lambda t: t * torch.nan, "not finite"),
         ("seed", lambda t: t[None], "'seed' has shape"),
+        ("seed", lambda t: t + 0.5, "'seed' in the state is stored as torch.float32"),
+        (
+            "num_updates",
+            lambda t: "five",
+            "'num_updates' in the state is stored as str",
+        ),
+        ("basis", lambda t: 0 * t, "not orthonormal"),
+        ("Q", lambda t: t.half(), "the saved Q is stored as torch.float16"),
+        ("Q", lambda t: "square", "no 'Q'"),
     ],
 )
 def test_what_cannot_be_a_state_is_refused_and_changes_nothing(
@@ -83,3 +92,30 @@ def test_negative_eigenvalues_are_refused(tracker, entry, rng):
     state = made.state_dict()
     with pytest.raises(ValueError, match=f"{entry!r} in the state is negative"):
         made.load_state_dict(state | {entry: -state[entry]})
+
+
+@pytest.mark.parametrize(
+    ("entry", "change", "message"),
+    [
+        ("leading", lambda t: 2 * t, "'leading' in the state is not orthonormal"),
+        ("leading", lambda t: 0 * t, "'leading' in the state is not orthonormal"),
+        ("arbitrary", lambda t: -t - 1, "'arbitrary' in the state is no Gram matrix"),
+    ],
+)
+def test_what_an_oversampled_power_iteration_cannot_have_is_refused(
+    entry, change, message, rng
+):
+    made = trained(TRACKERS["power"], rng, oversample=2)
+    state = made.state_dict()
+    with pytest.raises(ValueError, match=message):
+        made.load_state_dict(state | {entry: change(state[entry])})
+
+
+def test_a_direction_with_an_eigenvalue_must_be_there(rng):
+    made = trained(TRACKERS["svd"], rng)
+    state = made.state_dict() | {"Q": torch.empty(0, 20, dtype=torch.float64)}
+    state["basis"] = made.basis.clone()
+    made.load_state_dict(state)
+    state["basis"][:, 3] = 0
+    with pytest.raises(ValueError, match="not orthonormal"):
+        made.load_state_dict(state)

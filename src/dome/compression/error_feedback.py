@@ -120,6 +120,13 @@ class ErrorFeedback:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state; without a memory in it, the memory is empty."""
+        error = state.get("error")
+        if error is not None and not (error.dim() == 1 and error.isfinite().all()):
+            raise ValueError(
+                f"'error' in the state of an ErrorFeedback, shape "
+                f"{tuple(error.shape)}, is no vector of finite numbers: the file is "
+                f"damaged; go back to an older one"
+            )
         self.compressor.load_state_dict(
             {
                 name.removeprefix(INNER): value
@@ -127,4 +134,4 @@ class ErrorFeedback:
                 if name.startswith(INNER)
             }
         )
-        self.error = state["error"].clone() if "error" in state else None
+        self.error = None if error is None else error.clone()

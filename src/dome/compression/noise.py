@@ -52,7 +52,13 @@ class Noise:
                 f"this is no state of a compressor with noise: it has no 'step', only "
                 f"{sorted(state)}"
             )
-        self.step = int(state["step"])
+        step = state["step"]
+        if step.numel() != 1 or step.is_floating_point() or int(step) < 0:
+            raise ValueError(
+                f"'step' in the state of a compressor is {step.tolist()}, not a number "
+                f"of steps: the file is damaged; go back to an older one"
+            )
+        self.step = int(step)
 
 
 class Silence:

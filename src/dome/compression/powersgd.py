@@ -183,6 +183,11 @@ class PowerSGD:
                 f"the saved Q has {right.numel()} numbers, that of these shapes and "
                 f"rank {self.rank} has {self._parts.num_right}"
             )
+        if right is not None and not right.isfinite().all():
+            raise ValueError(
+                "the saved Q of a PowerSGD is not finite: the file is damaged; go back "
+                "to an older one"
+            )
         self.noise.load_state_dict(state)
         self._right = None if right is None else right.clone()
         self._exchange = None

@@ -80,9 +80,7 @@ class ShardedFilter(Hooked):
         check_switchable(model)
         self._layout = Layout(model.module, self._options.layout, only=parameters)
         self._workers = Workers(model.process_group, self._layout.device)
-        check_same_options(
-            self._workers, self._options, num_parameters=self._layout.dim
-        )
+        check_same_options(self._workers, self._options, self._layout)
         self._resharding = Resharding(self._layout.dim, self._workers)
         generator = self._workers.agree_on(self._options.generator)
         self._options = replace(self._options, generator=generator)
@@ -152,10 +150,12 @@ class ShardedFilter(Hooked):
         """Go on from a saved state, of any number of workers or of one process."""
         states.check_model(self._layout, state)
         self._tracker.check_state(state)
-        self._tracker.load_state_dict(state)
+        num_steps = states.count_in(state, "num_steps")
+        # Whatever is refused is refused before anything is changed.
         states.load_stages(self._options.stages, state)
+        self._tracker.load_state_dict(state)
         self._whole.forget()
-        self._num_steps = int(state["num_steps"])
+        self._num_steps = num_steps
         self._source.discard()
         self._source.arm(self._options.takes_samples(self._num_steps))
 

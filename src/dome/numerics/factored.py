@@ -222,12 +222,17 @@ class Factored:
         }
 
     @torch.no_grad()
-    def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Refuse a state of another shape or storage, or that is no basis."""
+    def check_state(self, state: Mapping[str, Tensor], required: Tensor) -> None:
+        """Refuse a state of another shape or storage, or that is no basis.
+
+        Args:
+            state: What is to be loaded.
+            required: Mask of the columns that must not be zero, shape (K,).
+        """
         is_whole = HELD not in state
         rows = "basis" if is_whole else HELD
         for name in (rows, "Q"):
-            if name not in state:
+            if not isinstance(state.get(name), Tensor):
                 raise ValueError(
                     f"the state has no {name!r}: it was written by another tracker, "
                     f"use the same tracker and oversample"
@@ -246,6 +251,11 @@ class Factored:
                 f"the saved basis is stored as {S.dtype}, this one as {self.dtype}: "
                 f"use the same basis_dtype, it cannot be resumed bit for bit otherwise"
             )
+        if Q.dtype != torch.float64:
+            raise ValueError(
+                f"the saved Q is stored as {Q.dtype}, not as torch.float64: the file "
+                f"is damaged, or no state of a tracker; go back to an older one"
+            )
         if Q.shape not in ((0, self.num_columns), (self.num_columns,) * 2):
             raise ValueError(
                 f"the saved Q has shape {tuple(Q.shape)}, a basis of "
@@ -255,8 +265,8 @@ class Factored:
         C = passes.gram(S)
         (C,) = (C,) if is_whole else self.shard.total(C)
         C = Q.to(C).T @ C @ Q.to(C) if len(Q) else C
-        present = torch.diag((C.diagonal() > 0).to(C.dtype))
-        error = float((C - present).abs().max())
+        present = (C.diagonal() > 0) | required.to(C.device)
+        error = float((C - torch.diag(present.to(C.dtype))).abs().max())
         if not error <= NOT_ORTHONORMAL:
             raise ValueError(
                 f"the saved basis is not orthonormal, |UᵀU − I| = {error:.2g}: the "

@@ -241,10 +241,14 @@ class PrivateFilter(Hooked):
         states.check_model(self._layout, state)
         # Whatever is refused is refused before anything is changed.
         ledger = self._budget.resumed(states.below_prefix(BUDGET, state))
-        self._basis.load_state_dict(states.below_prefix(BASIS, state))
+        states.load_together(
+            [
+                (self._basis, states.below_prefix(BASIS, state)),
+                *states.stage_states(self._options.stages, state),
+            ]
+        )
         self._budget.ledger = ledger
         self._parameters.load_state_dict(states.below_prefix(GUARD, state))
         for source in (self._randomness, self._sampling):
             source.go_on(self.num_steps)
-        states.load_stages(self._options.stages, state)
         self._samples.discard()

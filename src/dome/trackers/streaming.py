@@ -193,8 +193,12 @@ class StreamingBasis(ABC):
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Refuse what is no state of such a tracker by name; nothing is changed."""
-        self._U.check_state(translated(state))
+        self._U.check_state(translated(state), self._required_in(state))
         check_small(state, self._small())
+
+    def _required_in(self, state: Mapping[str, Tensor]) -> Tensor:  # noqa: ARG002
+        """Which columns of U a state must have, and not as zeros: a mask (K,)."""
+        return torch.ones_like(self._values, dtype=torch.bool)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a state of the same dimension and rank."""
