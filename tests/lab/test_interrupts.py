@@ -155,6 +155,10 @@ def interrupted(moment, folder):
     # Python itself was starting, or was still importing what takes Ctrl-C over.
     if "KeyboardInterrupt" in complaint and "dome_lab/cli" not in complaint:
         return "before the first line", words, complaint
+    # On a busy machine even Python's own handler may not be there yet. Later on nothing
+    # ends in silence: Python tells of an interrupt before it ends with the signal.
+    if process.returncode == -signal.SIGINT and not complaint:
+        return "before the first line", words, complaint
     return process.returncode, words, complaint
 
 
