@@ -74,9 +74,7 @@ class DirectionsFilter(Hooked):
         check_switchable(model)
         self._layout = Layout(model.module, self._options.layout, only=parameters)
         self._workers = Workers(model.process_group, self._layout.device)
-        check_same_options(
-            self._workers, self._options, num_parameters=self._layout.dim
-        )
+        check_same_options(self._workers, self._options, self._layout)
         generator = self._workers.agree_on(self._options.generator)
         self._options = replace(self._options, generator=generator)
         self._tracker = make_tracker(
