@@ -43,7 +43,7 @@ class GradientFilter(Hooked):
             tensors, names, or patterns of names such as "encoder.*".
         **options: Those of ``dome.options.FilterOptions``: tracker, layout, samples,
             update_every, oversample, strength, warmup, forget, after, loss_reduction,
-            generator, basis_dtype, direction_rank, batch_dim, allow_mixing,
+            generator, basis_dtype, direction_rank, stream, batch_dim, allow_mixing,
             ignore_penalty, scaler.
     """
 
@@ -64,11 +64,11 @@ class GradientFilter(Hooked):
         if only is None or patterns:
             self._newcomers = Newcomers(model, model.parameters(), patterns)
         self._tracker = make_tracker(self._layout, self._options)
-        self._source = self._options.source_for(model, self._layout)
+        self._source = self._options.source_for(model, self._layout, self._turn)
         self._num_steps = 0
         self._observed = False
         self._norms: tuple[Tensor, Tensor] | None = None
-        self._seconds = 0.0
+        self._seconds = self._streaming = 0.0
 
     __signature__ = signature_of(leading=("model", "rank"), more=("parameters",))
 
@@ -88,7 +88,19 @@ class GradientFilter(Hooked):
         self._filter(self._options.strength_at(step))  # 9
         self._num_steps, self._observed = step + 1, False
         self._source.arm(self._options.takes_samples(step + 1))
-        self._seconds = time.perf_counter() - start
+        self._seconds = time.perf_counter() - start + self._streaming
+        self._streaming = 0.0
+
+    @torch.no_grad()
+    def _turn(self, name: str, rows: Tensor) -> None:
+        """With ``stream``, line 6 for one layer, while backward() goes on."""
+        start = time.perf_counter()
+        # backward() may be called under autocast, where products keep 8 bits.
+        with torch.autocast(rows.device.type, enabled=False):
+            self._tracker.update_block(
+                name, rows, self._options.sample_scale(len(rows))
+            )
+        self._streaming += time.perf_counter() - start
 
     def watch(self, *inputs: object) -> AbstractContextManager[None]:
         """Capture what is computed inside, as a call of the model with these inputs.
@@ -124,6 +136,11 @@ class GradientFilter(Hooked):
             raise ValueError(
                 f"samples must have shape (B, {self._layout.dim}), one gradient per "
                 f"row, got {tuple(grads.shape)}"
+            )
+        if self._streaming:
+            raise RuntimeError(
+                "observe() comes after backward(), whose samples stream=True has used: "
+                "call it before, or leave stream out"
             )
         self._tracker.update(grads)
         self._observed = True  # so that a step without samples is no error

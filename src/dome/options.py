@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dome.parameters import LAYOUTS, Layout
-from dome.samples import KINDS, SampleSource, source_for
+from dome.samples import KINDS, SampleSource, Use, source_for
 from dome.trackers import TRACKERS, Tracker
 from dome.trackers.low_rank import LowRankPower
 
@@ -51,6 +51,9 @@ class FilterOptions:
         direction_rank: Store every direction, in each weight matrix, as a product of
             two thin matrices of this rank, and take samples as inputs and output
             gradients: for models whose basis (D, K) or rows (B, D) do not fit.
+        stream: With layer-wise bases, use and drop each layer's samples while
+            backward() goes on: memory for the rows of one layer, and one backward pass
+            a step.
         batch_dim: Which dimension of the model's input enumerates samples, if not 0.
         allow_mixing: Let parameters meet tensors in which samples were mixed along
             their axis: a sample's row then is its share of the batch loss.
@@ -73,6 +76,7 @@ class FilterOptions:
     generator: torch.Generator | None = None
     basis_dtype: torch.dtype | None = None
     direction_rank: int | None = None
+    stream: bool = False
     batch_dim: int | None = None
     allow_mixing: bool = False
     ignore_penalty: bool = False
@@ -93,6 +97,7 @@ class FilterOptions:
         if not callable(self.strength):
             _check_strength(self.strength)
         self._check_direction_rank()
+        self._check_stream()
         if callable(self.tracker):
             if self.oversample or self.forget is not None:
                 raise ValueError(
@@ -121,6 +126,25 @@ class FilterOptions:
             raise ValueError(
                 f"with direction_rank, basis_dtype must be one of {DIRECTION_DTYPES}, "
                 f"got {self.basis_dtype}: thin products are small in any type"
+            )
+
+    def _check_stream(self) -> None:
+        if not self.stream:
+            return
+        if self.layout != "layerwise" or self.samples != "per_sample":
+            raise ValueError(
+                'stream=True needs layout="layerwise" and samples="per_sample", with '
+                f"which layers have bases of their own, got layout={self.layout!r} and "
+                f"samples={self.samples!r}"
+            )
+        if self.scaler is not None:
+            raise ValueError(
+                "stream=True turns bases before a GradScaler can skip the step: leave "
+                "one of the two out, or use torch.bfloat16, which needs no scaler"
+            )
+        if self.direction_rank is not None:
+            raise ValueError(
+                "with direction_rank there are no rows to stream: leave stream out"
             )
 
     @classmethod
@@ -168,8 +192,10 @@ class FilterOptions:
         scale = float(num_rows) if self.loss_reduction == "mean" else 1.0
         return scale if self.scaler is None else scale / self.scaler.get_scale()
 
-    def source_for(self, model: nn.Module, layout: Layout) -> SampleSource:
-        """Where samples of a model's parameters come from."""
+    def source_for(
+        self, model: nn.Module, layout: Layout, use: Use | None = None
+    ) -> SampleSource:
+        """Where samples of a model's parameters come from; ``use`` for a stream."""
         return source_for(
             self.samples,
             model,
@@ -178,6 +204,7 @@ class FilterOptions:
             allow_mixing=self.allow_mixing,
             ignore_penalty=self.ignore_penalty,
             direction_rank=self.direction_rank,
+            use=use if self.stream else None,
         )
 
     def tracker_for(self, dim: int, rank: int, **where: Any) -> Tracker:  # noqa: ANN401

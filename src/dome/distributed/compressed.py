@@ -14,7 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from dome.compression import Compressor
 from dome.diagnostics import FilterStats
 from dome.distributed.exchange import Exchange
-from dome.distributed.handshake import check_same_options, refuse_directions
+from dome.distributed.handshake import (
+    check_same_options,
+    refuse_directions,
+    refuse_stream,
+)
 from dome.distributed.local import LocalGradients, check_switchable
 from dome.distributed.merging import check_mergeable, merge_bases
 from dome.distributed.sharded import source_named
@@ -71,6 +75,7 @@ class CompressedFilter(Hooked):
         options |= {"rank": rank, "samples": source, "after": after}
         checked = FilterOptions.named("dome.distributed.attach", options)
         refuse_directions(checked)
+        refuse_stream(checked)
         check_same_options(
             self._workers, checked, layout, compressor=compressor, share=share
         )

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dome.distributed.handshake import refuse_directions
+from dome.distributed.handshake import refuse_directions, refuse_stream
 from dome.distributed.reduce_scatter import sharded_modules
 from dome.options import FilterOptions
 from dome.parameters import Layout
@@ -62,6 +62,7 @@ def _check_options(samples: str, options: FilterOptions) -> None:
             "has: leave it out, and clip with torch.nn.utils.clip_grad_norm_"
         )
     refuse_directions(options)
+    refuse_stream(options)
     if callable(options.tracker):
         raise ValueError(
             'with fully_shard the tracker is "power" or "svd": the state of one of '

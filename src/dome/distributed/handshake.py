@@ -127,3 +127,12 @@ def refuse_directions(options: FilterOptions) -> None:
             "direction_rank is not supported with a compressor across workers, where "
             "each has a basis of its own: leave out one of the two"
         )
+
+
+def refuse_stream(options: FilterOptions) -> None:
+    """Refuse samples that are used in backward(): workers send theirs at the step."""
+    if options.stream:
+        raise ValueError(
+            "stream=True is not supported across workers: leave it out, since workers "
+            "send samples at the step, or train in one process"
+        )

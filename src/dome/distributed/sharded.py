@@ -24,6 +24,7 @@ from dome.distributed.handshake import (
     check_same_options,
     has_gradient,
     make_room,
+    refuse_stream,
     sample_counts,
     shake_hands,
 )
@@ -77,6 +78,7 @@ class ShardedFilter(Hooked):
         super().__init__()
         options |= {"rank": rank, "samples": source_named(samples)}
         self._options = FilterOptions.named("dome.distributed.attach", options)
+        refuse_stream(self._options)
         check_switchable(model)
         self._layout = Layout(model.module, self._options.layout, only=parameters)
         self._workers = Workers(model.process_group, self._layout.device)

@@ -60,11 +60,13 @@ class Small:
         return self.function, self.options, tuple(shapes)
 
     def answers(self, requests: Sequence["Small"]) -> list[tuple[Tensor, ...]]:
-        """The results of several requests, computed as one batch."""
+        """The results of several requests, on an accelerator as one batch."""
         # Eigenvectors wait for the device, once for all of a kind: torch reads whether
         # eigh has converged, and has no public way to leave that to later.
-        if len(requests) == 1:
-            return [self.function(*self.matrices, *self.options)]
+        # On a CPU a batch rounds in an order of its own: a layer would not get the bits
+        # that it gets alone, as it is when samples are streamed.
+        if len(requests) == 1 or self.matrices[0].device.type == "cpu":
+            return [r.function(*r.matrices, *r.options) for r in requests]
         columns = zip(*(request.matrices for request in requests), strict=True)
         stacked = [torch.stack(column) for column in columns]
         results = self.function(*stacked, *self.options)

@@ -8,6 +8,7 @@ from dome.samples.protocol import SampleSource
 from dome.samples.sources.microbatch import MicroBatch
 from dome.samples.sources.opacus import OpacusSamples, carries_grad_sample
 from dome.samples.sources.per_sample import PerSample
+from dome.samples.store.streamed import Use
 from dome.samples.tracing.refuse import check_one_process
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "OpacusSamples",
     "PerSample",
     "SampleSource",
+    "Use",
     "per_sample_gradients",
     "source_for",
 ]
@@ -31,6 +33,7 @@ def source_for(
     allow_mixing: bool = False,
     ignore_penalty: bool = False,
     direction_rank: int | None = None,
+    use: Use | None = None,
 ) -> SampleSource:
     """The source of samples by its name; a model under Opacus' hooks is recognised.
 
@@ -43,10 +46,16 @@ def source_for(
         ignore_penalty: Do not ask whether samples account for all of the gradient.
         direction_rank: Keep per-sample gradients as products, for directions of this
             rank.
+        use: Give the rows of each layer to this while backward() runs, and drop them.
     """
     if kind not in KINDS:
         raise ValueError(f"samples must be one of {KINDS}, got {kind!r}")
     check_one_process(model)
+    if use is not None and carries_grad_sample(model):
+        raise ValueError(
+            "stream=True takes samples from dome's own capture, and this model has "
+            "Opacus' grad_sample: leave stream out, or take the model out of Opacus"
+        )
     if kind == "microbatch":
         return MicroBatch(model, layout)
     if carries_grad_sample(model):
@@ -58,4 +67,5 @@ def source_for(
         allow_mixing=allow_mixing,
         ignore_penalty=ignore_penalty,
         direction_rank=direction_rank,
+        use=use,
     )

@@ -45,6 +45,15 @@ class Blockwise:
                 tracker.update(grads[:, columns], scale)
         together(steps)
 
+    @torch.no_grad()
+    def update_block(self, name: str, grads: Tensor, scale: float = 1.0) -> None:
+        """The same for one block alone, its columns of the samples (B, D of it)."""
+        tracker = self.by_name.get(name)
+        if tracker is not None and is_stepped(tracker):
+            together([tracker.updating(Rows(grads, scale))])
+        elif tracker is not None:
+            tracker.update(grads, scale)
+
     @property
     def columns_for_actions(self) -> int:
         """K of one tracker that takes samples of any kind; 0 if there is none such."""

@@ -19,10 +19,14 @@ class Group:
         buffer: At least as many rows as are needed.
         num_rows: B.
         task: The backward pass.
+        first: The first column, if there are those of a layer only.
     """
 
-    def __init__(self, buffer: Tensor, num_rows: int, task: int) -> None:
+    def __init__(
+        self, buffer: Tensor, num_rows: int, task: int, first: int = 0
+    ) -> None:
         self.buffer = buffer
+        self._first = first
         self.rows = buffer[:num_rows]
         self.num_rows = num_rows
         self.task = task
@@ -32,7 +36,8 @@ class Group:
 
     def view(self, slot: Slot) -> Tensor:
         """The columns of a parameter, shape (B, *parameter)."""
-        columns = self.rows.narrow(1, slot.start, slot.stop - slot.start)
+        start = slot.start - self._first
+        columns = self.rows.narrow(1, start, slot.stop - slot.start)
         if len(slot.shape) == 1:
             return columns
         return columns.view(len(columns), *slot.shape)
