@@ -30,6 +30,17 @@ def test_layerwise_costs_less_where_layers_are_small():
     assert narrow.seconds < wide.seconds
 
 
+def test_a_stream_has_the_samples_of_one_layer():
+    model = nn.Sequential(*[nn.Linear(100, 100) for _ in range(20)])
+    plan = dome.plan(model, rank=3, batch_size=50, memory=10_000_000)
+    by_storage = {c.storage: c for c in plan.choices if c.layout == "layerwise"}
+    kept, streamed = by_storage["float32"], by_storage["float32, stream"]
+    assert kept.memory - streamed.memory == 4 * 50 * 19 * 10_100
+    assert not kept.fits
+    assert plan.suggestion.endswith("basis_dtype=torch.float32, stream=True)")
+    assert kept.seconds == streamed.seconds
+
+
 def test_flops_grow_linearly_in_parameters():
     assert update_flops(2000, 10, 30) == 2 * update_flops(1000, 10, 30)
 
@@ -86,7 +97,7 @@ def test_bad_arguments_are_refused():
 def test_directions_of_low_rank_are_suggested_where_no_other_basis_fits():
     model = nn.Sequential(nn.Linear(2000, 500), nn.Linear(500, 500))
     plan = dome.plan(model, rank=50, batch_size=20, memory=20_000_000)
-    assert [choice.fits for choice in plan.choices] == [*[False] * 4, True]
+    assert [choice.fits for choice in plan.choices] == [*[False] * 6, True]
     assert plan.suggestion == 'attach(..., layout="global", direction_rank=4)'
     tracker = dome.GradientFilter(model, 50, direction_rank=4).trackers["all"]
     stored = 4 * tracker.num_stored

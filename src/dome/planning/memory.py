@@ -17,7 +17,11 @@ SMALL = 8  # and in matrices of K or B rows
 
 
 def filter_memory(
-    dims: Sequence[int], rank: int, batch_size: int, itemsize: int
+    dims: Sequence[int],
+    rank: int,
+    batch_size: int,
+    itemsize: int,
+    stream: bool = False,
 ) -> int:
     """Bytes of bases, samples, one block of rows, small matrices, gradient copies.
 
@@ -26,9 +30,10 @@ def filter_memory(
         rank: K, which no basis has more of than it has rows.
         batch_size: B.
         itemsize: Bytes in which a number of a basis is stored.
+        stream: There are samples of one basis at a time.
     """
     basis = sum(dim * min(rank, dim) for dim in dims) * itemsize
-    samples = sum(dims) * batch_size * FLOAT
+    samples = (max(dims) if stream else sum(dims)) * batch_size * FLOAT
     a_row = min(rank, max(dims)) + batch_size
     block = min(block_rows(a_row), max(dims)) * a_row * FLOAT
     small = sum(min(rank, dim) ** 2 for dim in dims) + 3 * batch_size**2

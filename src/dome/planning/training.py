@@ -26,11 +26,15 @@ from dome.planning.memory import (
 from dome.planning.units import size
 from dome.trackers import StreamingPower
 
+# Layout, storage, and whether samples are streamed: that takes nothing but freedom, to
+# accumulate gradients.
 CANDIDATES = (
-    ("global", torch.float32),
-    ("global", torch.bfloat16),
-    ("layerwise", torch.float32),
-    ("layerwise", torch.bfloat16),
+    ("global", torch.float32, False),
+    ("global", torch.bfloat16, False),
+    ("layerwise", torch.float32, False),
+    ("layerwise", torch.bfloat16, False),
+    ("layerwise", torch.float32, True),
+    ("layerwise", torch.bfloat16, True),
 )
 DIRECTION_RANK = (
     4  # of the last choice: directions of low rank, where nothing else fits
@@ -52,6 +56,7 @@ class Choice:
         projection: The part of ``seconds`` that steps between updates take too.
         largest_rank: The most directions for which the memory is available; 0 if none.
         direction_rank: Rank of the directions in each weight; None: as they are.
+        stream: Samples are used and dropped layer by layer.
     """
 
     layout: str
@@ -62,20 +67,23 @@ class Choice:
     projection: float = 0.0
     largest_rank: int = 0
     direction_rank: int | None = None
+    stream: bool = False
 
     @property
     def storage(self) -> str:
         """How directions are stored, in a word or two."""
         if self.direction_rank is not None:
             return f"of rank {self.direction_rank}"
-        return str(self.basis_dtype).removeprefix("torch.")
+        dtype = str(self.basis_dtype).removeprefix("torch.")
+        return f"{dtype}, stream" if self.stream else dtype
 
     @property
     def options(self) -> str:
         """What to pass to ``attach`` for it."""
         if self.direction_rank is not None:
             return f'layout="{self.layout}", direction_rank={self.direction_rank}'
-        return f'layout="{self.layout}", basis_dtype={self.basis_dtype}'
+        exact = f'layout="{self.layout}", basis_dtype={self.basis_dtype}'
+        return f"{exact}, stream=True" if self.stream else exact
 
     def seconds_with(self, update_every: int) -> float:
         """Time of a step on average, where every n-th one updates the basis."""
@@ -118,12 +126,12 @@ class Plan:
         lines = [
             f"{self.dim:,} parameters, rank {self.rank}, batches of {self.batch_size}; "
             f"{size(self.available)} available",
-            f"{'layout':<11}{'basis':<10}{'memory':>10}{'time a step':>13}",
+            f"{'layout':<11}{'basis':<17}{'memory':>10}{'time a step':>13}",
         ]
         for choice in self.choices:
             verdict = "" if choice.fits else "   does not fit"
             lines.append(
-                f"{choice.layout:<11}{choice.storage:<10}{size(choice.memory):>10}"
+                f"{choice.layout:<11}{choice.storage:<17}{size(choice.memory):>10}"
                 f"{choice.seconds * 1e3:>10.1f} ms{verdict}"
             )
         return "\n".join([*lines, self.suggestion])
@@ -155,8 +163,12 @@ def plan(
     available = available_memory(device) if memory is None else memory
     speed = _timed(layout.dim, device, rank, batch_size)
     choices = tuple(
-        _choice(kind, dtype, Layout(model, kind), rank, batch_size, available, speed)
-        for kind, dtype in CANDIDATES
+        _choice(
+            (kind, dtype, stream),
+            Layout(model, kind),
+            *(rank, batch_size, available, speed),
+        )
+        for kind, dtype, stream in CANDIDATES
     )
     choices += (_of_low_rank(layout, rank, batch_size, available, speed),)
     return Plan(layout.dim, rank, batch_size, available, choices)
@@ -185,14 +197,14 @@ class _Speed:
 
 
 def _choice(
-    kind: str,
-    dtype: torch.dtype,
+    candidate: tuple[str, torch.dtype, bool],
     layout: Layout,
     rank: int,
     batch_size: int,
     available: int,
     speed: _Speed,
 ) -> Choice:
+    kind, dtype, stream = candidate
     dims = [block.dim for block in layout.blocks]
     ranks = [min(rank, dim) for dim in dims]
     numbers = sum(dim * k for dim, k in zip(dims, ranks, strict=True))
@@ -201,7 +213,11 @@ def _choice(
         for dim, k in zip(dims, ranks, strict=True)
     )
     memory = partial(
-        filter_memory, dims, batch_size=batch_size, itemsize=dtype.itemsize
+        filter_memory,
+        dims,
+        batch_size=batch_size,
+        itemsize=dtype.itemsize,
+        stream=stream,
     )
     seconds = flops * speed.per_flop
     return Choice(
@@ -212,6 +228,7 @@ def _choice(
         memory(rank) <= available,
         min(numbers * speed.per_number, seconds),
         largest_rank(memory, layout.dim, available),
+        stream=stream,
     )
 
 

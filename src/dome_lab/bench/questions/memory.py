@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 import dome
+from dome.parameters import Layout
 from dome.planning.memory import available_memory
 from dome.planning.units import size
 from dome_lab.bench.memory import (
@@ -46,6 +47,7 @@ class Case:
         method: Ours, or the paper's recipe.
         layout: "global" or "layerwise".
         dtype: Storage of the basis.
+        stream: Samples are used and dropped layer by layer.
         num_updates: Filtered steps before the one that is measured.
         limit: Bytes of resident memory all of it has to fit in, if there is a limit.
         seconds: About how long it takes.
@@ -57,6 +59,7 @@ class Case:
     method: str = OURS
     layout: str = "global"
     dtype: str = "float32"
+    stream: bool = False
     num_updates: int = 12
     limit: int | None = None
     seconds: float = 8.0
@@ -98,13 +101,26 @@ LARGE = (
     _large("layerwise", "float32", 100, 8),
 )
 
+STREAMED = tuple(
+    Case(
+        setting="resnet18",
+        batch_size=32,
+        rank=10,
+        layout="layerwise",
+        stream=stream,
+        num_updates=2,
+        seconds=60.0,
+    )
+    for stream in (False, True)
+)
+
 SCALES = {
     "smoke": Config(
         cases=(Case(setting="resnet8 on 8x8", batch_size=5, rank=3, num_updates=2),)
     ),
     "quick": Config(cases=SMALL[::2]),
     "usual": Config(cases=SMALL),
-    "full": Config(cases=SMALL + LARGE),
+    "full": Config(cases=SMALL + STREAMED + LARGE),
 }
 
 
@@ -149,16 +165,17 @@ def _measured(case: Case, device: str) -> Row:
         **{k: v for k, v in asdict(case).items() if k not in {"limit", "seconds"}},
     )
     model = Loop(case.setting, 1).model
-    dim = sum(p.numel() for p in model.parameters())
+    blocks = [block.dim for block in Layout(model, case.layout).blocks]
+    dim, rows = sum(blocks), max(blocks) if case.stream else sum(blocks)
     extra = peaks["filtered"] - peaks["plain"]
     itemsize = getattr(torch, case.dtype).itemsize
-    floor = dim * (case.rank * itemsize + case.batch_size * 4)
+    floor = dim * case.rank * itemsize + rows * case.batch_size * 4
     predicted = None
     if case.method == OURS:
         choices = dome.plan(model, case.rank, case.batch_size).choices
-        wanted = (case.layout, getattr(torch, case.dtype))
+        wanted = (case.layout, getattr(torch, case.dtype), case.stream)
         predicted = next(
-            c.memory for c in choices if (c.layout, c.basis_dtype) == wanted
+            c.memory for c in choices if (c.layout, c.basis_dtype, c.stream) == wanted
         )
     return {
         **peaks,
@@ -177,6 +194,7 @@ def peaks(
     method: str,
     layout: str,
     dtype: str,
+    stream: bool,
     num_updates: int,
     device: str = "cpu",
 ) -> dict[str, int | bool]:
@@ -192,9 +210,8 @@ def peaks(
     plain = peak_memory(device)
     if method == OURS:
         storage = getattr(torch, dtype)
-        dome.attach(
-            loop.model, loop.optimizer, rank, layout=layout, basis_dtype=storage
-        )
+        options = {"layout": layout, "basis_dtype": storage, "stream": stream}
+        dome.attach(loop.model, loop.optimizer, rank, **options)
     else:
         attach_paper_recipe(loop, rank)
     for _ in range(num_updates):
@@ -221,6 +238,7 @@ def _load_code(device: str) -> None:
 
 def _name(row: Row) -> str:
     method = "" if row["method"] == OURS else f", {row['method']}"
+    method += ", streamed" if row["stream"] else ""
     return (
         f"{row['setting']}, {row['layout']} {row['dtype']}, k = {row['rank']}, "
         f"B = {row['batch_size']}{method}"
