@@ -127,6 +127,15 @@ class StreamedRows:
                     self._finish(block)
         self.discard()
 
+    def take_factors(self) -> None:
+        """None, as ``take``: samples are rows here, and nothing is left of them."""
+        return self.take()
+
+    @property
+    def num_waiting(self) -> int:
+        """How many backward passes wait for the step."""
+        return int(self._task != NO_PASS)
+
     def came_without(self) -> bool:
         """Whether gradients came since the last step without a sample being seen."""
         seen = self._forward_seen or self._empty_seen
@@ -183,7 +192,9 @@ class StreamedRows:
 
     def _finish(self, block: Block) -> None:
         """Use the rows of a layer, and drop them."""
-        group, flat = self._groups.pop(block.name, None) or self._new_group(block)
+        if block.name not in self._groups:
+            self._groups[block.name] = self._new_group(block)
+        group, flat = self._groups.pop(block.name)
         members = self._members[block.name]
         group.finish([self.layout.slot_of[id(p)] for p in members])
         self._written |= group.written
@@ -237,13 +248,12 @@ class StreamedRows:
             for flat in self._spare
             if flat.numel() >= num and (flat.dtype, flat.device) == (dtype, device)
         ]
-        if fitting:
-            best = min(fitting, key=Tensor.numel)
-        else:
-            # The smallest of those that are free makes way for it.
-            best = min(self._spare, key=Tensor.numel, default=None)
-        self._spare = [flat for flat in self._spare if flat is not best]
-        return best if fitting else torch.empty(num, dtype=dtype, device=device)
+        # If none fits, the smallest of those that are free makes way for a new one.
+        taken = min(fitting or self._spare, key=Tensor.numel, default=None)
+        self._spare = [flat for flat in self._spare if flat is not taken]
+        if fitting and taken is not None:
+            return taken
+        return torch.empty(num, dtype=dtype, device=device)
 
 
 def once_a_step(what: str) -> str:
