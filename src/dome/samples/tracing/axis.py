@@ -6,7 +6,7 @@ inner = T; ``(T·B, E)``, which attention makes of time-major input, has outer =
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -56,7 +56,7 @@ class Axis:
 
     def moved(self, dim: int) -> "Axis":
         """The same samples along another dimension."""
-        return self if dim == self.dim else replace(self, dim=dim)
+        return self if dim == self.dim else Axis(dim, self.batch, self.inner)
 
     def fits(self, shape: Sequence[int]) -> bool:
         """Whether a tensor of this shape can hold the samples along ``dim``."""

@@ -10,11 +10,12 @@ from torch import Tensor
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.dims import acts_along, has_dims
 from dome.samples.tracing.flow import BROADCASTING, CONTRACTING, is_movement, regular
-from dome.samples.tracing.indexing import by_ids, has_rule, wants_ids
+from dome.samples.tracing.indexing import by_ids, has_rule
 from dome.samples.tracing.labels import Labels
 from dome.samples.tracing.origins import Batched
-from dome.samples.tracing.probing import brings_together
+from dome.samples.tracing.probing import brings_together, is_pointwise
 from dome.samples.tracing.step import Step, operations
+from dome.samples.tracing.touching import wants_ids
 
 # Arguments of these line up from the right: samples must lie in the same dimension.
 _CREATING = frozenset(operations("new_zeros", "new_ones", "new_empty", "new_full"))
@@ -23,8 +24,6 @@ _ALIGNED = BROADCASTING | frozenset(operations("scaled_dot_product_attention"))
 
 def follow(step: Step) -> Batched | None:
     """What an operation itself makes of the samples; None for a constant."""
-    if not step.known:
-        return Batched(None)
     if wants_ids(step):
         place, doubt = by_ids(step)
         found = Batched(place, doubt=doubt)
@@ -50,13 +49,15 @@ def _suggested(step: Step) -> Axis | None:
 def _mixes(step: Step, found: Axis | None) -> str | None:
     """The name of an operation that brings entries of several samples together."""
     func, x, axis = step.func, step.x, step.axis
-    if func in _ALIGNED and len(step.known) > 1 and _clash(step):
-        return f"{_name(step)}, which pairs samples with each other"
-    if func is torch.cdist and len(step.known) > 1 and axis.dim >= x.ndim - 2:
-        return f"{_name(step)}, which pairs samples with each other"
+    if len(step.known) > 1:
+        across = func is torch.cdist and axis.dim >= x.ndim - 2
+        if across or (func in _ALIGNED and _clash(step)):
+            return f"{_name(step)}, which pairs samples with each other"
     if func in CONTRACTING and found is None:
         return f"{_name(step)}, which pairs or sums samples"
-    return None if is_movement(func) or has_rule(func) else _joins(step, found)
+    if is_movement(func) or is_pointwise(func) or has_rule(func):
+        return None
+    return _joins(step, found)
 
 
 def _joins(step: Step, found: Axis | None) -> str | None:

@@ -33,9 +33,14 @@ class Batched:
     hidden: str | None = None
     doubt: Tensor | None = None
 
+    @property
+    def is_fine(self) -> bool:
+        """Whether no samples have met, as far as one can tell."""
+        return self.mixed is None and self.hidden is None and self.doubt is None
+
     def joined(self, other: "Batched") -> "Batched":
         """The same place with what is wrong with either."""
-        if other.mixed is None and other.hidden is None and other.doubt is None:
+        if other.is_fine:
             return self
         return Batched(
             self.place,
@@ -61,7 +66,7 @@ class Derived:
 Origin = Batched | Derived
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for every operation: a frozen one takes twice as long
 class Call:
     """An operation on its way to torch, with the tensors among its arguments sorted."""
 

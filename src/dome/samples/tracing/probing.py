@@ -31,24 +31,30 @@ _answers: dict[Hashable, bool] = {}
 
 
 @cache
-def is_plain(func: Callable[..., Value]) -> bool:
-    """Whether an operation works entry by entry, or cannot be tried.
-
-    Trying one again that draws numbers or writes to its arguments would do so again.
-    """
+def is_pointwise(func: Callable[..., Value]) -> bool:
+    """Whether an operation works entry by entry, by torch's own word."""
     name = func.__name__
-    if name.endswith("_") or name in _COPYING or "dropout" in name:
-        return True
+    return name in _COPYING or torch.Tag.pointwise in _tags(name.rstrip("_"))
+
+
+@cache
+def _cannot_be_tried(func: Callable[..., Value]) -> bool:
+    """Whether an operation would draw numbers, or write to its arguments, once more."""
+    name = func.__name__
+    draws = "dropout" in name or torch.Tag.nondeterministic_seeded in _tags(name)
+    return draws or name.endswith("_")
+
+
+def _tags(name: str) -> set[torch.Tag]:
     packet = getattr(torch.ops.aten, name, None)
     overloads = [] if packet is None else packet.overloads()
-    tags = {tag for o in overloads for tag in getattr(packet, o).tags}
-    return bool(tags & {torch.Tag.pointwise, torch.Tag.nondeterministic_seeded})
+    return {tag for o in overloads for tag in getattr(packet, o).tags}
 
 
 def brings_together(step: Step, place: Axis) -> bool:
     """Whether an operation without a rule mixes samples, which its result holds."""
     real = step.x.is_floating_point() or step.x.is_complex()
-    if not real or "out" in step.kwargs or is_plain(step.func):
+    if not real or "out" in step.kwargs or _cannot_be_tried(step.func):
         return False
     key = _signature(step, place)
     if key not in _answers:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Batched, Place
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # one for every operation: a frozen one takes twice as long
 class Step:
     """An operation that ran.
 
@@ -22,6 +21,8 @@ class Step:
         args: Its arguments.
         kwargs: Its keyword arguments.
         known: The arguments that hold samples in a known place, leading one first.
+        x: The leading argument.
+        axis: Where it holds samples; asked only where all layouts are regular.
         result: All it returned.
         out: One tensor of it.
         number: Which one, counted through nested results.
@@ -33,21 +34,13 @@ class Step:
     args: tuple[Value, ...]
     kwargs: dict[str, Value]
     known: list[tuple[Tensor, Place]]
+    x: Tensor
+    axis: Axis
     result: Value
     out: Tensor
     number: int
     origin: Callable[[Tensor], object]
     spaces: dict[int, Tensor]
-
-    @property
-    def x(self) -> Tensor:
-        """The leading argument."""
-        return self.known[0][0]
-
-    @property
-    def axis(self) -> Axis:
-        """Where it holds samples; asked only where all layouts are regular."""
-        return cast(Axis, self.known[0][1])
 
     def axes(self, t: Tensor) -> Axis | None:
         """Where any tensor holds samples, if regularly."""

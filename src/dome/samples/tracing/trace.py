@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache
+from typing import cast
 
 from torch import Tensor, nn
 
@@ -192,27 +193,15 @@ class Trace:
         has a gradient and more entries is not a mask.
         """
         known = [(t, place) for t in batched if (place := self.place(t)) is not None]
-        if len(known) > 1:
-            known.sort(key=lambda pair: (pair[0].requires_grad, pair[0].numel()))
-        return known[::-1]
+        return _trusted_first(known)
 
     def note(self, call: Call, out: Value) -> None:
         """Remember what the results of an operation that ran depend on."""
         if call.batched:
-            known = self.leading(call.batched)
-            before = self._inherited(call.batched)
-            for number, t in enumerate(tensors(out)):
-                if call.in_place or not self._is_known(t):
-                    step = Step(
-                        *(call.func, call.args, call.kwargs, known, out, t, number),
-                        *(self.origin, self.spaces),
-                    )
-                    found = follow(step)
-                    if found is not None and before is not None:
-                        found = found.joined(before)
-                    self.mark(t, None if found is None else self._counted(found, t))
-                if call.in_place and (base := base_of(t)) is not None:
-                    self._note_base(base)
+            results = [out] if isinstance(out, Tensor) else list(tensors(out))
+            # Most rules have said where their results hold samples.
+            if call.in_place or not all(map(self._is_known, results)):
+                self._note_batched(call, out, results)
         elif call.derived:
             sources = {id(p): p for t in call.derived for p in self._sources(t)}
             origin = Derived(tuple(sources.values()), _copied(call))
@@ -220,14 +209,38 @@ class Trace:
                 if t.requires_grad and id(t) not in self._parameters:
                     self.mark(t, origin)
 
-    def _inherited(self, batched: list[Tensor]) -> Batched | None:
-        """What is wrong with the samples of the arguments, None without anything."""
-        found = None
+    def _note_batched(self, call: Call, out: Value, results: list[Tensor]) -> None:
+        known, before = self._arguments(call.batched)
+        for number, t in enumerate(results):
+            if call.in_place or not self._is_known(t):
+                found: Batched | None = Batched(None)
+                if known:
+                    x, place = cast("tuple[Tensor, Axis]", known[0])
+                    step = Step(
+                        *(call.func, call.args, call.kwargs, known, x, place),
+                        *(out, t, number, self.origin, self.spaces),
+                    )
+                    found = follow(step)
+                if found is not None and before is not None:
+                    found = found.joined(before)
+                self.mark(t, None if found is None else self._counted(found, t))
+            if call.in_place and (base := base_of(t)) is not None:
+                self._note_base(base)
+
+    def _arguments(
+        self, batched: list[Tensor]
+    ) -> tuple[list[tuple[Tensor, Place]], Batched | None]:
+        """Arguments whose place is known, and what is wrong with any, if something."""
+        known: list[tuple[Tensor, Place]] = []
+        wrong = None
         for t in batched:
             origin = self.origin(t)
             if isinstance(origin, Batched):
-                found = origin if found is None else found.joined(origin)
-        return found
+                if origin.place is not None:
+                    known.append((t, origin.place))
+                if not origin.is_fine:
+                    wrong = origin if wrong is None else wrong.joined(origin)
+        return _trusted_first(known), wrong
 
     def _counted(self, origin: Batched, t: Tensor) -> Batched:
         """An origin without the mixing that cannot reach a gradient: of integers."""
@@ -274,6 +287,13 @@ class Trace:
     def _is_known(self, t: Tensor) -> bool:
         found = self._known.get(id(t))
         return found is not None and found[0]() is t
+
+
+def _trusted_first(known: list[tuple[Tensor, Place]]) -> list[tuple[Tensor, Place]]:
+    if len(known) > 1:
+        known.sort(key=lambda pair: (pair[0].requires_grad, pair[0].numel()))
+        known.reverse()
+    return known
 
 
 def _has_place(origin: Origin | None) -> bool:
