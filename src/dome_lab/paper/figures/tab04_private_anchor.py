@@ -85,6 +85,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         drawing.statistics_note(rows),
         f"ε = {number(rows[0], 'epsilon'):g} at δ = {number(rows[0], 'delta'):g} after "
         f"the last epoch. Dotted: {LITERATURE:.1%} of Tramèr and Boneh (2021).",
+        drawing.extension_note(rows),
     )
     return figure
 
