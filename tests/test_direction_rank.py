@@ -114,6 +114,74 @@ def test_every_kind_of_weight_is_filtered_as_its_rows_are(
     assert 0 < grad_filter.stats.drift < 1
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.LSTM(12, 9, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(18, 30)
+
+    def forward(self, x):
+        return self.head(self.cells(F.one_hot(x % 12, 12).double())[0].mean(1))
+
+
+class MadeOfOthers(nn.Module):
+    """A weight with a norm of its own, and one that is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.utils.parametrizations.weight_norm(nn.Linear(7, 9))
+        self.twice = nn.Linear(9, 9)
+        self.head = nn.Linear(9, 30)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x.double() / 30))
+        return self.head(self.twice(torch.tanh(self.twice(h))))
+
+
+class TimeFirst(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.bag = nn.Embedding(30, 12), nn.EmbeddingBag(30, 12)
+        self.layer = nn.TransformerEncoderLayer(12, 2, 14, dropout=0.0)
+        self.head = nn.Linear(12, 30)
+
+    def forward(self, x):
+        h = self.layer(self.words(x).transpose(0, 1)).mean(0)
+        return self.head(h + self.bag(x))
+
+
+@pytest.mark.parametrize("kind", [Recurrent, MadeOfOthers, TimeFirst])
+def test_layers_that_use_weights_in_ways_of_their_own(rng, monkeypatch, kind):
+    monkeypatch.setattr(factors, "SMALL_WEIGHT", 0)
+    torch.manual_seed(0)
+    model = kind().double()
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    dome.attach(model, optimizer, K, direction_rank=R)
+    literal = Twin(twin)
+    for _ in range(3):
+        x, y = batch(rng)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        literal.step((x, y))
+        assert_same(model, twin)
+
+
+def test_mixed_precision_is_filtered(rng):
+    model = nn.Sequential(nn.Linear(30, 40), nn.GELU(), nn.Linear(40, 30))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    grad_filter = dome.attach(model, optimizer, 3, direction_rank=2)
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(torch.randn(8, 30, generator=rng)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert 0 < grad_filter.stats.kept_norm < 1
+    assert grad_filter.stats.skipped_updates == 0
+
+
 def test_rows_are_kept_of_no_large_weight(rng, monkeypatch):
     model, _, grad_filter, _ = made(monkeypatch, 0)
     x, y = batch(rng)

@@ -35,6 +35,7 @@ from dome.trackers.states import check_small, draw_seed
 # ‖V‖ over the mean's, in units of the precision, below which V is.
 FLOOR = {torch.float32: 1e-10, torch.float64: 1e-13}
 ROUNDING = 16
+SMALL = 1 << 22  # numbers that may be held twice for the sake of a question
 ATTEMPTS = 8  # to find random directions that do not depend on others
 
 
@@ -239,8 +240,8 @@ class LowRankPower:
             drift = (1 - cosines).clamp(min=0.0).sqrt()
             return Update(unknown, unknown, drift, effective_rank=rank)
 
-        # The old directions wait for somebody to ask until the next update.
-        self._newest = update
+        # Small directions wait for somebody to ask, until the next update.
+        self._newest = update if self.num_stored < SMALL else update()
 
     def _random(self, num_updates: int, attempt: int = 0) -> Directions:
         """Random directions; the same for the same update, so that a run resumes."""

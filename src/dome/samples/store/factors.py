@@ -98,16 +98,17 @@ class FactorGroup:
 
     def parts(self, slot: Slot, kind: torch.dtype) -> tuple[Tensor, Tensor]:
         """The sum of a parameter's samples, and what rounding is measured by."""
-        total = torch.zeros(slot.shape, dtype=kind, device=self._device)
+        totals: list[Tensor] = []
         squares = torch.zeros((), dtype=kind, device=self._device)
         found = self._rows.get(slot.start)
         if found is not None:
-            total += found.rows.sum(0, dtype=kind)
+            totals.append(found.rows.sum(0, dtype=kind))
             squares += torch.linalg.vector_norm(found.rows, dtype=kind).square()
         for product in self._products.get(slot.start, ()):
-            total += product.total().view(slot.shape)
+            some = product.total().reshape(slot.shape).to(kind)
+            totals = [totals[0].add_(some) if totals else some]
             squares += product.squares()
-        return total, squares.sqrt()
+        return totals[0], squares.sqrt()
 
     def dtype_of(self, slot: Slot) -> torch.dtype:
         """The coarsest type in which a parameter's samples were computed."""
