@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from dome_lab.paper.comparison import Comparison, curve
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN
-from dome_lab.report.demo_text import ARM_NAMES, costs, learning_rates, rate_name
+from dome_lab.report.demo_text import ARM_NAMES, LEARNING_RATES, costs, rate_name
 
 # Two of Okabe and Ito's colours, told apart with any colour vision, and two markers.
 COLOURS = {PLAIN: "#D55E00", FILTERED: "#0072B2"}
@@ -71,7 +71,7 @@ def _subtitle(rows: Sequence[Row], comparisons: Sequence[Comparison]) -> str:
     return (
         f"ResNet-8 on 16x16 digits, Adam, Gaussian sketch of the gradient; mean of "
         f"{num_seeds} seeds, 95 % Student t intervals.\n"
-        f"{learning_rates()} "
+        f"{LEARNING_RATES} "
         f"An epoch takes {costs(comparisons)} times as long with the filter."
     )
 

@@ -7,12 +7,15 @@ from operator import itemgetter
 from rich import box
 from rich.table import Table
 
-from dome_lab.paper import demo
 from dome_lab.paper.comparison import Comparison
 from dome_lab.paper.run import FILTERED, PLAIN
 from dome_lab.paper.statistics import Interval
 
 ARM_NAMES = {PLAIN: "no filter", FILTERED: "with filter"}
+LEARNING_RATES = (
+    "The unfiltered arm has the learning rate that is best for it on other seeds, the "
+    "filtered one was not tuned."
+)
 VERDICTS = {1: "was ahead", 0: "made no clear difference", -1: "was behind"}
 
 
@@ -63,20 +66,10 @@ def sentence(comparisons: Sequence[Comparison]) -> str:
     return (
         f"The filter took {share:.0f} % of the gradient's norm away: in test accuracy "
         f"it {_verdicts(accuracy)}; in training loss it {_verdicts(loss)}; "
-        f"± is the 95 % interval of the difference, paired by seed. {learning_rates()} "
+        f"± is the 95 % interval of the difference, paired by seed. {LEARNING_RATES} "
         f"An epoch takes {costs(comparisons)} times as long with the filter; one could "
         "train on without it for that time, which is not compared here: "
         "docs/reproduction.md does."
-    )
-
-
-def learning_rates(tuned: bool = demo.TUNED) -> str:
-    """How fair the arms' learning rates are."""
-    if tuned:
-        return "Each arm has the learning rate that was best for it on other seeds."
-    return (
-        "Both arms have the same learning rate, tuned for neither; with its own for "
-        "each, most of MNIST's lead was gone."
     )
 
 

@@ -87,7 +87,9 @@ def without_chosen(section: Section) -> Section:
         replace(t, settings={k: v for k, v in t.settings.items() if k not in chosen})
         for t in section.trials
     ]
-    note = f"Chosen for each arm on other seeds, not equal: {', '.join(chosen)}."
+    note = (
+        f"Arms differ in what was chosen for them on other seeds: {', '.join(chosen)}."
+    )
     return replace(section, trials=trials, notes=[*section.notes, note])
 
 

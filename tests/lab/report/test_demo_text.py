@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from dome_lab.paper.comparison import compare
-from dome_lab.report.demo_text import learning_rates, sentence, table
+from dome_lab.report.demo_text import sentence, table
 
 RATES = (None, 1000.0, 10000.0)
 GAINS = {"ahead": 0.1, "level": 0.0, "behind": -0.1}
@@ -54,6 +54,7 @@ def test_sentence_says_each_outcome(outcome, accuracy, loss):
     assert "took 25 % of the gradient's norm away" in said
     # 2.5 against the median of 1.1 and 1.2.
     assert "takes 2.2 times as long with the filter" in said
+    assert "unfiltered arm has the learning rate that is best for it" in said
 
 
 def test_sentence_names_each_outcome_in_turn():
@@ -83,8 +84,3 @@ def test_comparison_refuses_seeds_that_one_arm_lacks():
     lacking = [r for r in rows("level") if (r["arm"], r["seed"]) != ("plain", 2)]
     with pytest.raises(ValueError, match="finish the runs first"):
         compare(lacking)
-
-
-def test_learning_rates_that_nobody_tuned_are_called_that():
-    assert "tuned for neither" in learning_rates(tuned=False)
-    assert "best for it on other seeds" in learning_rates(tuned=True)
