@@ -74,6 +74,8 @@ def test_step_cost_compares_every_variant_with_the_plain_step(asked):
         step_cost.OURS,
         step_cost.SELDOM,
         step_cost.SVD,
+        step_cost.FEW,
+        step_cost.THIN,
         step_cost.PAPER,
     ]
     assert rows[step_cost.PLAIN]["ratio"] == 1.0
