@@ -42,7 +42,7 @@ quick: $(DEV)
 	  tests/trackers tests/samples tests/test_filter.py tests/numerics tests/compression
 
 test: $(DEV) browser
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --junitxml=$(VENV)/tests.xml
 
 # The tests of the report open it in headless Chromium. As root on Debian it is installed;
 # elsewhere one that is there is taken, or Playwright's own. Without any, the tests say so.
@@ -59,9 +59,10 @@ browser: $(DEV)
 oldest: $(DEV)
 	@$(BIN)/python tools/matrix.py oldest --suite quick
 
+# After make test, what it found is not run again: make matrix REPORT=.venv/tests.xml
 matrix: $(DEV)
-	@$(BIN)/python tools/matrix.py
-	@$(BIN)/python tools/support_table.py
+	@$(BIN)/python tools/matrix.py $(if $(REPORT),--report $(REPORT)); status=$$?; \
+	  $(BIN)/python tools/support_table.py && exit $$status
 
 docs: $(DEV)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+# A test on a real GPU: in the file of those, or with its device as a parameter.
+ON_GPU = re.compile(r"/test_cuda\.py::|[\[-]cuda[\]-]")
 REFUSAL = re.compile(r"refus|reported_by_name")
 # Of a whole run that ended before it could write what became of its tests.
 NO_REPORT = "the report"
@@ -51,7 +53,11 @@ ROWS = (
     Row("FSDP2 (`fully_shard`)", (SAMPLES, WORKERS), ("fsdp2", "fully_shard")),
     Row("FSDP, the first", (SAMPLES, WORKERS), ("fsdp-", "fsdp1")),
     Row("tensor parallelism", (SAMPLES, WORKERS), ("tensor_parallel", "dtensor")),
-    Row("activation checkpointing", (SAMPLES,), ("checkpointing", "checkpointed")),
+    Row(
+        "activation checkpointing",
+        (SAMPLES, TRAINERS),
+        ("checkpointing", "inside_a_checkpoint", "into_a_checkpoint"),
+    ),
     Row("`torch.compile`", (SAMPLES, TRAINERS), ("compile",)),
     Row("autocast to bfloat16", (SAMPLES, TRAINERS), ("autocast",)),
     Row(
@@ -108,6 +114,7 @@ def belongs(row: Row, name: str) -> bool:
         return True
     file, _, test = name.partition("::")
     inside = any(is_below(Path(file), pattern) for pattern in row.paths)
+    inside = inside and row.gpu == bool(ON_GPU.search(name))
     return inside and (not row.words or any(w in test for w in row.words))
 
 

@@ -92,6 +92,11 @@ def main() -> None:
     parser.add_argument("--rebuild", action="store_true", help="install anew")
     parser.add_argument("--suite", help="this suite only, and nothing is written")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument(
+        "--report",
+        type=Path,
+        help="a junit file of all tests in the environment of development",
+    )
     arguments = parser.parse_args()
     unknown = set(arguments.names) - set(ENVIRONMENTS)
     if unknown:
@@ -130,19 +135,23 @@ def passes(name: str, arguments: argparse.Namespace) -> bool:
         chosen_tests = ["-m", marks, "-k", words, f"--junitxml={report}", *paths]
         return run_tests(python, chosen_tests, report, arguments.processes)
 
-    outcomes = {
-        suite: run(suite, SUITES[suite], "not slow and not gpu")
-        for suite in chosen.suites
-        if arguments.suite in (None, suite)
-    }
-    if chosen.others == "development" and arguments.suite in (None, "features"):
-        outcomes |= feature_outcomes(run)
+    if arguments.report is not None and chosen.others == "development":
+        outcomes = of_report(arguments.report, chosen.suites)
+    else:
+        outcomes = {
+            suite: run(suite, SUITES[suite], "not slow and not gpu")
+            for suite in chosen.suites
+            if arguments.suite in (None, suite)
+        }
+        if chosen.others == "development" and arguments.suite in (None, "features"):
+            outcomes |= feature_outcomes(run)
     suites = {suite: summed(found) for suite, found in outcomes.items()}
     print(name, json.dumps(suites), flush=True)
     if arguments.suite is None:
         found = {**versions(python), "suites": suites}
-        if "gpu" in outcomes:
-            found["features"] = states(outcomes)
+        if "features" in outcomes:
+            whole = {n: kind for some in outcomes.values() for n, kind in some.items()}
+            found["features"] = {row.name: counted(row, whole) for row in ROWS}
         write(name, found)
     return not any(result["failed"] for result in suites.values())
 
@@ -154,21 +163,18 @@ def feature_outcomes(run: Callable[..., Outcomes]) -> dict[str, Outcomes]:
     device = files_of((row for row in ROWS if row.gpu), ROOT)
     return {
         "features": run("features", files_of(named, ROOT), "not gpu", words),
-        "device": run("device", device, "not gpu"),
-        "gpu": run("gpu", device, "gpu"),
+        "device": run("device", device, ""),
     }
 
 
-def states(outcomes: dict[str, Outcomes]) -> dict[str, dict[str, dict[str, int]]]:
-    """For each row of the support table, what became of its tests."""
-    on_gpu = outcomes["gpu"]
-    plain = {
-        n: kind
-        for s, some in outcomes.items()
-        if s != "gpu"
-        for n, kind in some.items()
-    }
-    return {row.name: counted(row, on_gpu if row.gpu else plain) for row in ROWS}
+def of_report(report: Path, suites: Sequence[str]) -> dict[str, Outcomes]:
+    """The same, of a run of all tests that has been made already."""
+    whole = outcomes_in(report)
+
+    def within(paths: Sequence[str]) -> Outcomes:
+        return {n: kind for n, kind in whole.items() if n.startswith(tuple(paths))}
+
+    return {suite: within(SUITES[suite]) for suite in suites} | {"features": whole}
 
 
 def built(name: str, interpreter: str, folder: Path, anew: bool) -> Path:

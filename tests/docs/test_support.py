@@ -93,6 +93,38 @@ def test_tests_are_counted_for_their_feature_and_refusals_apart():
     }
 
 
+def test_tests_on_a_gpu_count_for_rows_that_need_one_and_for_no_other():
+    rows = {row.name: row for row in features.ROWS}
+    outcomes = {
+        "tests/device/test_cuda.py::test_x": "skipped",
+        "tests/device/test_filter.py::test_y[cuda-svd]": "skipped",
+        "tests/device/test_filter.py::test_y[simulated-svd]": "passed",
+    }
+    simulated = features.counted(rows["CUDA, simulated on the CPU"], outcomes)
+    assert simulated["works"] == {"passed": 1, "failed": 0, "skipped": 0}
+    real = features.counted(rows["CUDA"], outcomes)
+    assert real["works"] == {"passed": 0, "failed": 0, "skipped": 2}
+
+
+def test_a_run_of_all_tests_is_divided_into_suites(tmp_path):
+    report = tmp_path / "tests.xml"
+    report.write_text(
+        "<testsuites><testsuite>"
+        '<testcase classname="tests.trackers.test_svd" name="a"/>'
+        '<testcase classname="tests.lab.test_x" name="b"><failure/></testcase>'
+        '<testcase classname="tests.integrations.test_y" name="c[1.5]"><skipped/>'
+        "</testcase></testsuite></testsuites>"
+    )
+    found = matrix.of_report(report, ("quick", "integrations"))
+    assert found["quick"] == {"tests/trackers/test_svd.py::a": "passed"}
+    assert found["integrations"] == {"tests/integrations/test_y.py::c[1.5]": "skipped"}
+    assert features.summed(found["features"]) == {
+        "passed": 1,
+        "failed": 1,
+        "skipped": 1,
+    }
+
+
 def test_a_run_without_a_report_is_a_failure(tmp_path):
     outcomes = features.outcomes_in(tmp_path / "missing.xml")
     assert features.summed(outcomes)["failed"] == 1
