@@ -14,66 +14,77 @@ import features  # noqa: E402
 import matrix  # noqa: E402
 import support_table  # noqa: E402
 
-if not support_table.RESULTS.exists():
-    pytest.skip("make matrix has not been run", allow_module_level=True)
-RESULTS = json.loads(support_table.RESULTS.read_text())
-ENVIRONMENTS = RESULTS["environments"]
+
+@pytest.fixture
+def results():
+    if not support_table.RESULTS.exists():
+        pytest.skip("make matrix has not been run")
+    return json.loads(support_table.RESULTS.read_text())
+
+
+@pytest.fixture
+def environments(results):
+    return results["environments"]
 
 
 @pytest.mark.parametrize("page", support_table.PAGES, ids=lambda page: page.name)
-def test_the_tables_say_what_make_matrix_found(page):
+def test_the_tables_say_what_make_matrix_found(page, results):
     text = page.read_text()
-    made = support_table.filled(text, RESULTS)
+    made = support_table.filled(text, results)
     assert made == text, "run python tools/support_table.py"
     assert "| CUDA | " in text
 
 
-def test_the_oldest_torch_that_is_claimed_is_the_oldest_whose_tests_passed():
+def test_the_oldest_torch_that_is_claimed_is_the_oldest_whose_tests_passed(
+    environments,
+):
     (claimed,) = (r for r in PROJECT["dependencies"] if r.startswith("torch"))
     passed = [
         support_table.version_of(found, "torch")
-        for found in ENVIRONMENTS.values()
+        for found in environments.values()
         if support_table.succeeded(found, "torch")
     ]
     oldest = min(map(support_table.parts, passed))
     assert support_table.parts(claimed) == oldest[: len(support_table.parts(claimed))]
 
 
-def test_the_pythons_that_are_claimed_are_those_whose_tests_passed():
+def test_the_pythons_that_are_claimed_are_those_whose_tests_passed(environments):
     claimed = {
         c.rpartition(" ")[2] for c in PROJECT["classifiers"] if ":: Python ::" in c
     }
     passed = {
         found["python"].rpartition(".")[0]
-        for found in ENVIRONMENTS.values()
+        for found in environments.values()
         if support_table.succeeded(found, "torch")
     }
     assert claimed == passed
 
 
 @pytest.mark.parametrize("name", support_table.TRAINERS)
-def test_the_oldest_trainers_that_are_claimed_are_those_whose_tests_passed(name):
+def test_the_oldest_trainers_that_are_claimed_are_those_whose_tests_passed(
+    name, environments
+):
     extras = PROJECT["optional-dependencies"].values()
     bounds = {r for extra in extras for r in extra if re.match(rf"{name}\b", r)}
     (bound,) = {r.partition(",")[0] for r in bounds}
     claimed = support_table.parts(bound)
-    oldest = ENVIRONMENTS["oldest"]
+    oldest = environments["oldest"]
     assert support_table.succeeded(oldest, name)
     version = support_table.parts(support_table.version_of(oldest, name))
     assert version[: len(claimed)] == claimed
-    assert support_table.succeeded(ENVIRONMENTS["newest"], name)
+    assert support_table.succeeded(environments["newest"], name)
 
 
-def test_no_environment_of_the_table_failed():
-    for name, found in ENVIRONMENTS.items():
+def test_no_environment_of_the_table_failed(environments):
+    for name, found in environments.items():
         assert all(suite["failed"] == 0 for suite in found["suites"].values()), name
-    assert set(ENVIRONMENTS) <= set(matrix.ENVIRONMENTS)
+    assert set(environments) <= set(matrix.ENVIRONMENTS)
 
 
 @pytest.mark.parametrize("row", [r for r in features.ROWS if r.paths], ids=str)
-def test_every_feature_has_tests_and_a_result(row):
+def test_every_feature_has_tests_and_a_result(row, environments):
     assert features.files_of([row], ROOT)
-    assert row.name in ENVIRONMENTS["development"]["features"]
+    assert row.name in environments["development"]["features"]
 
 
 OUTCOMES = {
