@@ -50,7 +50,7 @@ PRODUCT = "square product"
 TARGETS = {
     (OURS, 16): 2.8,
     (OURS, 128): 2.2,
-    (SELDOM, 16): 1.4,
+    (SELDOM, 16): 1.5,
     (SELDOM, 128): 1.2,
     (THIN, 16): 1.8,
     (THIN, 128): 1.4,
