@@ -4,7 +4,8 @@ from samples.loop import per_sample_loop
 from torch import nn
 from torch.testing import assert_close
 
-from dome.numerics.factors import Product, Vectors
+from dome.numerics.factors import Product
+from dome.numerics.sides import Vectors
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
-from dome.numerics.factors import OneHot, Vectors
+from dome.numerics.sides import OneHot, Vectors
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.site import Site

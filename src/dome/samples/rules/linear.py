@@ -5,7 +5,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
-from dome.numerics.factors import Vectors
+from dome.numerics.sides import Vectors
 from dome.samples.rules.broadcast import broadcast
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.function import Context, apply, first_order

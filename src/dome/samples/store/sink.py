@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from dome.numerics.factors import Product, Side
+from dome.numerics.factors import Product
+from dome.numerics.sides import Side
 from dome.samples.store.wanted import Pass
 
 
