@@ -1,13 +1,14 @@
 """What each habit of ``dome.numerics.cpu`` gains in a filtered step.
 
-    python benchmarks/cpu_habits.py [--rank 100] [--rounds 60] [--busy]
+    python benchmarks/cpu_habits.py [--rank 100] [--rounds 60] [--threads 2 1] [--busy]
 
 Filtered training loops take turns in one process, each with one habit replaced by what
 one would write without knowing the CPU. A row says by how much the step then takes
 longer: the median over rounds of its time over that of the step as it is in the same
 round; on two threads and on one. What gains less than a twentieth of a step at B = 16
-and at B = 128 should go. With ``--busy``, one thread and its own seconds, which other
-processes hardly change.
+and at B = 128 should go. With ``--busy``, seconds that the main thread was running:
+other processes hardly change these, and OMP_WAIT_POLICY=passive keeps waits out. What
+threads lose by waiting for each other, or for each other's caches, is not in them.
 """
 
 import argparse
@@ -37,7 +38,6 @@ def plain_subtraction(vector: Tensor, S: Tensor, c: Tensor) -> None:
 HABITS: dict[str, tuple[object, str, object]] = {
     "each thread its own rows": (cpu, "num_lanes", lambda _: 1),
     "products by pieces": (passes, "sum_of_pieces", plain_product),
-    "one vector as a bag": (cpu, "weighted_rows", plain_product),
     "U c by pieces": (cpu, "subtract_", plain_subtraction),
     "longer blocks of short rows": (cpu, "BLOCK_NUMBERS", 0),
     "long blocks to read": (cpu, "VIEW_ROWS", cpu.BLOCK_ROWS),
@@ -88,11 +88,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rank", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--threads", type=int, nargs="+", default=[2, 1])
     parser.add_argument("--busy", action="store_true")
     options = parser.parse_args()
-    clock = time.process_time if options.busy else time.perf_counter
+    clock = time.thread_time if options.busy else time.perf_counter
     print(f"{'without':<28}{'threads':>8}{'B':>6}{'step':>10}{'longer by':>11}")
-    for num_threads in (1,) if options.busy else (2, 1):
+    for num_threads in options.threads:
         torch.set_num_threads(num_threads)
         for batch_size in (16, 128):
             rounds = options.rounds if batch_size == 16 else options.rounds // 2

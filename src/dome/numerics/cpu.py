@@ -1,13 +1,14 @@
 """What only serves the caches and threads of a CPU, with every constant tuned for one.
 
-Shapes: S (D, K) tall. Tuned on two cores of an x86 server, ResNet-8 with D =
-78,042 parameters, K = 100. ``benchmarks/cpu_habits.py`` measures what each function
-here gains in a filtered step against the plain product, on one and on two threads. What
-gains less than a twentieth of a step goes.
+Shapes: S (D, K) tall. Tuned on two cores of an x86 server, ResNet-8 with D = 78,042
+parameters, K = 100. On one thread none of it gains anything. On two threads, of a
+filtered step at B = 16: PIECE_ROWS 5 %, VIEW_ROWS 6 %, ``subtract_`` 2 to 4 % (a third
+of a projection), lanes 2 % and what caches of their own save, BLOCK_NUMBERS nothing at
+K = 100: it is for narrow bases. ``benchmarks/cpu_habits.py`` measures it again, and
+docs/architecture.md has the table.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -35,18 +36,6 @@ def num_lanes(S: Tensor) -> int:
     return torch.get_num_threads() if S.device.type == "cpu" else 1
 
 
-def weighted_rows(weights: Tensor, S: Tensor) -> Tensor:
-    """w S for one row of weights (1, D), summed in float64, shape (1, K).
-
-    As the bags of an embedding, whose kernel fetches rows ahead: torch's own product
-    with a vector runs on one thread and waits for memory on every row.
-    """
-    index, starts = _positions(len(S))
-    # Not through ``functional``, whose checks take a fifth of the time.
-    sums, *_ = torch.embedding_bag(S, index, starts, False, 0, False, weights[0])
-    return sums.sum(dim=0, keepdim=True, dtype=torch.float64)
-
-
 def subtract_(vector: Tensor, S: Tensor, c: Tensor) -> None:
     """v ← v − S c in place for v (D,) and c (K,): short pieces in a batch."""
     num, length = pieces(len(S), PIECE_ROWS)
@@ -70,17 +59,3 @@ def slices(num_rows: int, size: int) -> Iterator[slice]:
     """Slices that cover ``num_rows`` rows, at most ``size`` each."""
     for start in range(0, num_rows, size):
         yield slice(start, min(start + size, num_rows))
-
-
-@lru_cache(maxsize=8)
-def _many_positions(num_rows: int, length: int) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(False):
-        index = torch.arange(num_rows, device="cpu")
-        return index, index[::length].contiguous()
-
-
-def _positions(num_rows: int) -> tuple[Tensor, Tensor]:
-    """0, 1, 2, ... and where pieces of it begin."""
-    num_pieces = -(-num_rows // PIECE_ROWS)
-    index, starts = _many_positions(num_pieces * PIECE_ROWS, PIECE_ROWS)
-    return index[:num_rows], starts
