@@ -139,7 +139,7 @@ def test_what_is_no_basis_is_refused_by_name(change, message, rng):
     U = filled(rng, 640, 20)
     recombine_(U, *_towards_orthonormal(rng, U))
     with pytest.raises(ValueError, match=message):
-        U.check_state(change(U.state_dict()))
+        U.check_state(change(U.state_dict()), torch.ones(20, dtype=torch.bool))
 
 
 def _towards_orthonormal(rng, U):

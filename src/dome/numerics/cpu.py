@@ -2,10 +2,9 @@
 
 Shapes: S (D, K) tall. Tuned on two cores of an x86 server, ResNet-8 with D = 78,042
 parameters, K = 100. On one thread none of it gains anything. On two threads, of a
-filtered step at B = 16: PIECE_ROWS 5 %, VIEW_ROWS 6 %, ``subtract_`` 2 to 4 % (a third
-of a projection), lanes 2 % and what caches of their own save, BLOCK_NUMBERS nothing at
-K = 100: it is for narrow bases. ``benchmarks/cpu_habits.py`` measures it again, and
-docs/architecture.md has the table.
+filtered step at B = 16 and 128: PIECE_ROWS 5 %, VIEW_ROWS 6 and 4 %, ``subtract_`` 2
+and 5 % (a third of a projection), BLOCK_NUMBERS 0 and 4 %, lanes what caches of their
+own save. ``benchmarks/cpu_habits.py`` measures it, docs/architecture.md has the table.
 """
 
 from collections.abc import Iterator
