@@ -184,6 +184,30 @@ def float32_stays_within_rounding(place):
 
 
 @check
+def the_subspace_does_not_depend_on_the_size_of_gradients(place):
+    for size in (12, 60):  # by the samples themselves, and by their action
+        for factor in (1e-18, 1.0, 1e18):
+            one, other = (small_classifier(torch.float32) for _ in range(2))
+            one_filter = dome.GradientFilter(one, 2)
+            model, _, grad_filter = start(place, 2, model=other)
+            for x, y in batches(rng(), 4, size, torch.float32):
+                for net, part, filtered in (
+                    (one, slice(None), one_filter),
+                    (model, slice(place.rank, None, place.size), grad_filter),
+                ):
+                    net.zero_grad()
+                    cross_entropy(net(x[part]), y[part]).mul(factor).backward()
+                    filtered.step()
+            basis = grad_filter.state_dict()["blocks.all.basis"]
+            Q = grad_filter.state_dict()["blocks.all.Q"]
+            basis = basis.double() @ Q if len(Q) else basis.double()
+            expected = one_filter.trackers["all"].basis.double()
+            assert largest_angle(expected, basis) < 1e-3, (size, factor)
+            assert grad_filter.stats.skipped_updates == 0
+            grad_filter.detach()
+
+
+@check
 def local_gradients_as_samples_equal_one_process_with_microbatches(place):
     for parts in (1, 2):
         one = small_classifier()

@@ -145,9 +145,11 @@ class DirectionsFilter(Hooked):
         """Go on from a saved state, of any number of workers or of one process."""
         states.check_model(self._layout, state)
         self._tracker.check_state(state)
-        self._tracker.load_state_dict(state)
+        num_steps = states.count_in(state, "num_steps")
+        # Whatever is refused is refused before anything is changed.
         states.load_stages(self._options.stages, state)
-        self._num_steps = int(state["num_steps"])
+        self._tracker.load_state_dict(state)
+        self._num_steps = num_steps
         self._source.discard()
         self._source.arm(self._options.takes_samples(self._num_steps))
 

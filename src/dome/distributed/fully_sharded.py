@@ -153,8 +153,9 @@ class FullyShardedFilter(Hooked):
         states.check_model(self._layout, state)
         state = self._held_state(state)
         self._tracker.check_state(state)
+        num_steps = states.count_in(state, "num_steps")
         self._tracker.load_state_dict(state)
-        self._num_steps = int(state["num_steps"])
+        self._num_steps = num_steps
         self._rows.discard()
         self._rows.is_armed = self._options.takes_samples(self._num_steps)
 
