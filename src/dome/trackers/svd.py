@@ -164,6 +164,8 @@ class IncrementalSVD(StreamingBasis):
         known = values[:K] > 1e-12 * values[0]  # the rounding of eigh
         X = X[:, :K] * known
         M = (E * torch.where(keep, theta, torch.inf).rsqrt()) @ X[K:]
+        # Hᵀ M = Gᵀ M needs columns that sum to zero: rounding times a long mean counts.
+        M = M - M.mean(dim=0)
         # Z is orthonormal up to the rounding of its Gram matrix over θ, and Hᵀ M
         # cancels against U Vᵀ M: both matter where a batch has directions of very
         # unequal length.

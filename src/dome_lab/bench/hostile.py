@@ -200,7 +200,7 @@ def draw_batch(
 ) -> tuple[Tensor, float]:
     """Samples (B, D) of a kind, about ``size`` long, and the factor they come with."""
     B, D = rng.choice([2, 3, 5, 12, 40]), setting.dim
-    B = 530 if rng.random() < 0.01 else B  # more than a tracker takes at once
+    B = 530 if rng.random() < 0.001 else B  # more than a tracker takes at once
     G = torch.randn(B, D, generator=noise, dtype=torch.float64)
     G = BATCHES[kind](G, rng) * (size / D**0.5)
     if kind in ("largest", "subnormal"):
