@@ -1,6 +1,6 @@
 import pytest
 import torch
-from reference import update_sub
+from reference import rank_k_update, update_sub
 from streams import low_rank_stream
 
 from dome.numerics.angles import largest_angle
@@ -77,3 +77,52 @@ def test_a_large_batch_by_parts_does_not_depend_on_its_size_either(rng, monkeypa
         tiny.update((G * 1e-18).float())
         plain.update(G.float())
     assert largest_angle(plain.basis, tiny.basis) < 1e-3
+
+
+def literal(name, U, lam, G, t):
+    """One step of the method in float64; the leading 4 directions of its Y."""
+    if name == "svd":
+        U, lam = rank_k_update(U, lam, G, (t - 1) / t, 1 / t)
+        return U, lam, U[:, :4]
+    H = G - G.mean(dim=0)
+    Y = H.T @ (H @ U) / len(G)
+    Y = Y if t == 1 else (t - 1) / t * U * lam + Y / t
+    U, lam = update_sub(U, lam, G, t)
+    return U, lam, torch.linalg.svd(Y, full_matrices=False)[0][:, :4]
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e-9, 1e9, 1e18])
+@pytest.mark.parametrize("samples", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("num_samples", "oversample"), [(40, 0), (40, 3), (6, 0)], ids=str
+)
+@pytest.mark.parametrize("name", TRACKERS)
+def test_samples_of_any_size_and_precision_follow_the_literal_twin(
+    name, size, samples, num_samples, oversample, rng
+):
+    tracker = TRACKERS[name](400, 4, oversample=oversample)
+    U, lam = tracker.columns.double(), torch.ones(4 + oversample, dtype=torch.float64)
+    lam = lam if name == "power" else 0 * lam
+    for t, G in enumerate(low_rank_stream(rng, 400, num_samples, 6, rank=4), start=1):
+        sized = (G / G.norm(dim=1).mean() * size).to(samples)
+        tracker.update(sized)
+        U, lam, leading = literal(name, U, lam, sized.double() / size, t)
+    assert tracker.num_skipped == 0
+    assert largest_angle(leading, tracker.basis.double()) < 1e-3
+
+
+@every_tracker
+@pytest.mark.parametrize("size", [1e100, 1e-100])
+@pytest.mark.filterwarnings("ignore:dome left a batch out")
+def test_float64_samples_beyond_what_eigenvalues_can_be_change_no_direction(
+    make, size, rng
+):
+    tracker = make(50, 4, dtype=torch.float64)
+    good = torch.randn(8, 50, generator=rng, dtype=torch.float64)
+    tracker.update(good)
+    before = tracker.basis.clone()
+    tracker.update(good.flip(1) * size)
+    tracker.update(good.flip(1) * 1e300)
+    assert tracker.num_skipped == (1 if size < 1 else 2)
+    assert largest_angle(before, tracker.basis) < 1e-7
+    assert tracker.eigenvalues.isfinite().all()
