@@ -4,8 +4,14 @@ import pytest
 from fsdp_checks import CHECKS
 from launch import run_workers
 from test_workers import assert_passed
+from torch.distributed.fsdp import FSDPModule
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not hasattr(FSDPModule, "set_custom_reduce_scatter"), reason="needs torch 2.9"
+    ),
+]
 
 
 @pytest.mark.parametrize("num_workers", [2, 3, 4])

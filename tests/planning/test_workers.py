@@ -32,6 +32,14 @@ def test_a_compressor_divides_the_bytes_and_needs_the_whole_basis_everywhere():
     assert split.memory == pytest.approx(4 * 10**8 * (50 / 16 + 5))
 
 
+def test_a_split_model_leaves_room_and_sends_a_reduce_scatter():
+    plan = dome.plan_workers(BILLION, 100, 32, 64)
+    choice = by_name(plan)['fully_shard: samples="worker"']
+    assert choice.bytes_sent == pytest.approx(63 / 64 * 4 * BILLION, rel=0.001)
+    assert choice.memory == pytest.approx(4 * BILLION * (100 / 64 + 1 + 2 / 64))
+    assert choice.largest_rank > by_name(plan)['samples="worker"'].largest_rank
+
+
 def test_the_largest_rank_fits_and_the_next_one_does_not():
     machine = Machine(memory=40e9)
     plan = dome.plan_workers(10**9, 1, 8, 16, machine=machine)
@@ -49,7 +57,10 @@ def test_the_suggestion_says_what_to_attach_or_why_not():
     assert dome.plan_workers(10**8, 10, 4, 8).suggestion == (
         'attach(model, optimizer, rank=10, samples="worker")'
     )
-    assert "does not fit: split the model" in str(dome.plan_workers(10**10, 10, 4, 8))
+    assert "does not fit: split the model" in str(dome.plan_workers(10**11, 10, 4, 8))
+    assert dome.plan_workers(10**10, 1, 4, 8).suggestion == (
+        'fully_shard(model), then attach(model, optimizer, rank=1, samples="worker")'
+    )
     small = Machine(memory=17e9)
     crowded = dome.plan_workers(10**9, 1000, 4, 8, machine=small)
     assert "nothing fits" in crowded.suggestion

@@ -14,7 +14,8 @@ from dome.planning.training import update_flops
 from dome.planning.units import size
 
 STATE = 16  # bytes a parameter of plain training: itself, gradient, two moments
-NUM_COLLECTIVES = {"worker": 5, "per_sample": 5, "compressed": 2}
+NUM_COLLECTIVES = {"worker": 5, "per_sample": 5, "fully_shard": 6, "compressed": 2}
+FULLY_SHARD = "fully_shard: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class WorkersChoice:
         name: What to pass to ``dome.distributed.attach``.
         itemsize: Bytes of a number of the basis.
         memory: Bytes a worker, beyond those of plain training.
-        bytes_sent: By a worker in a step.
+        bytes_sent: By a worker in a step; FSDP2 gathers parameters besides.
         share_of_ddp: The same over what DDP's all-reduce sends.
         seconds: Of sending and of the update, for one step.
         largest_rank: The most directions that fit, 0 if none do.
@@ -88,19 +89,17 @@ class WorkersPlan:
     @property
     def suggestion(self) -> str:
         """What to do, in words."""
-        if self.available <= 0:
-            return (
-                f"plain training alone takes {size(self.training_memory)} a "
-                f"worker and does not fit: split the model over workers first"
-            )
         for choice in self.choices:
             if choice.fits:
-                return f"attach(model, optimizer, rank={self.rank}, {choice.name})"
+                return _call(self.rank, choice.name)
         best = max(self.choices, key=lambda choice: choice.largest_rank)
         if best.largest_rank:
+            call = _call(best.largest_rank, best.name)
+            return f"nothing fits at rank {self.rank}: {call} would"
+        if self.available <= 0:
             return (
-                f"nothing fits at rank {self.rank}: attach(model, optimizer, "
-                f"rank={best.largest_rank}, {best.name}) would"
+                f"plain training alone takes {size(self.training_memory)} a worker and "
+                f"does not fit: split the model over more workers by fully_shard"
             )
         return "nothing fits: use fewer samples a worker, or more workers"
 
@@ -112,13 +111,13 @@ class WorkersPlan:
             f"{size(max(0.0, self.available))} are left; "
             f"DDP sends {size(self.ddp_bytes)} a step "
             f"({self.ddp_seconds * 1e3:,.1f} ms)",
-            f"{'way':<54}{'memory':>10}{'sent':>10}{'of DDP':>9}{'time':>12}"
+            f"{'way':<60}{'memory':>10}{'sent':>10}{'of DDP':>9}{'time':>12}"
             f"{'most rank':>11}",
         ]
         for choice in self.choices:
             verdict = "" if choice.fits else "  does not fit"
             lines.append(
-                f"{choice.name:<54}{size(choice.memory):>10}"
+                f"{choice.name:<60}{size(choice.memory):>10}"
                 f"{size(choice.bytes_sent):>10}{choice.share_of_ddp:>8.3f}x"
                 f"{choice.seconds * 1e3:>9,.1f} ms{choice.largest_rank:>11,}{verdict}"
             )
@@ -141,6 +140,9 @@ class _Problem:
         D, B, P = self.dim, self.batch_size, self.num_workers
         if way == "compressed":
             return filter_memory([D], rank, B, itemsize)
+        if way == "fully_shard":
+            # Every worker's row of the numbers held here; their gradient and result.
+            return D * rank * itemsize / P + D * FLOAT + 2 * D * FLOAT / P
         rows = 1 if way == "worker" else B
         # A worker's rows, the same packed, those that arrive; gradient and result.
         moving = 3 * rows * D * FLOAT + 2 * D * FLOAT
@@ -165,13 +167,15 @@ class _Problem:
             # all samples are gathered, with the old U and with the new.
             coordinates = (P - 1) * SMALL * 2 * B * (K + 1)
             return one_way * (2 * K + 3) + coordinates + self.ring(SMALL * K * K)
-        samples = P if way == "worker" else P * B
+        samples = P * B if way == "per_sample" else P
         numbers = samples * (K + 1)  # G U and the norms of samples
         if is_pairwise(K, samples):
             numbers += samples**2  # H Hᵀ
         else:
             numbers += K * K + samples * (K + 1)  # UᵀU, and G U again
         small = self.ring(SMALL * numbers)
+        if way == "fully_shard":
+            return one_way + small
         if way == "worker":
             return 2 * one_way + small
         return one_way * (B + 1) + small
@@ -181,7 +185,12 @@ class _Problem:
         D, B, P = self.dim, self.batch_size, self.num_workers
         if way == "compressed":
             return update_flops(D, rank, B, itemsize)
-        return update_flops(D, rank, P if way == "worker" else P * B, itemsize) / P
+        samples = P * B if way == "per_sample" else P
+        return update_flops(D, rank, samples, itemsize) / P
+
+    def training_memory(self, way: str) -> float:
+        """Bytes a worker of plain training; FSDP2 has whole layers besides."""
+        return STATE * self.dim / (self.num_workers if way == "fully_shard" else 1)
 
 
 def plan_workers(
@@ -211,14 +220,14 @@ def plan_workers(
     machine = Machine() if machine is None else machine
     problem = _Problem(dim, batch_size, num_workers, rate)
     ddp = problem.ring(dim * FLOAT)
-    available = machine.memory - STATE * dim
     ways = {
         "worker": 'samples="worker"',
         "per_sample": 'samples="per_sample"',
+        "fully_shard": f'{FULLY_SHARD}samples="worker"',
         "compressed": f"HadamardSketch({rate:g})",
     }
     choices = [
-        _choice(problem, way, words + storage, rank, itemsize, available, machine)
+        _choice(problem, way, words + storage, rank, itemsize, machine)
         for way, words in ways.items()
         for itemsize, storage in ((4, ""), (2, ", basis_dtype=torch.bfloat16"))
     ]
@@ -228,7 +237,7 @@ def plan_workers(
         batch_size=batch_size,
         num_workers=num_workers,
         training_memory=STATE * dim,
-        available=available,
+        available=machine.memory - STATE * dim,
         ddp_bytes=ddp,
         ddp_seconds=ddp / machine.bandwidth,
         choices=tuple(choices),
@@ -241,10 +250,10 @@ def _choice(
     name: str,
     rank: int,
     itemsize: int,
-    available: float,
     machine: Machine,
 ) -> WorkersChoice:
     memory = partial(problem.memory, way, itemsize=itemsize)
+    available = machine.memory - problem.training_memory(way)
     sent, ddp = problem.bytes_sent(way, rank), problem.ring(problem.dim * FLOAT)
     flops = problem.flops(way, rank, itemsize)
     seconds = sent / machine.bandwidth + flops / machine.speed
@@ -260,3 +269,10 @@ def _choice(
         largest_rank=largest_rank(memory, problem.dim, available),
         fits=memory(rank) <= available,
     )
+
+
+def _call(rank: int, name: str) -> str:
+    """What to call for a choice of this name."""
+    options = name.removeprefix(FULLY_SHARD)
+    call = f"attach(model, optimizer, rank={rank}, {options})"
+    return call if options == name else f"fully_shard(model), then {call}"
