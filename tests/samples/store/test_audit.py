@@ -234,6 +234,32 @@ def test_what_others_do_to_the_gradient_makes_no_difference(run, model):
     assert len(source.take()) == 4
 
 
+class TwoTypes(nn.Module):
+    """A router in float32 in a model of float64, as Switch Transformers has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.router = nn.Linear(3, 3), nn.Linear(3, 2).float()
+
+    def forward(self, x):
+        return self.router(self.body(x).float()).double()
+
+
+@pytest.mark.parametrize("options", [{}, {"direction_rank": 1}], ids=["rows", "thin"])
+def test_parameters_of_two_precisions_are_compared_each_in_its_own(options):
+    model, x = TwoTypes(), torch.randn(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dome.attach(model, optimizer, rank=2, **options):
+        model(x).square().sum().backward()
+        optimizer.step()
+        (model(x).sum() + model.router.weight.pow(3).sum()).backward()
+        optimizer.step()  # a step that is not looked into
+    with dome.attach(model, optimizer, rank=2, **options):
+        (model(x).sum() + model.router.weight.pow(3).sum()).backward()
+        with pytest.raises(RuntimeError, match=r"'router.weight' miss a part"):
+            optimizer.step()
+
+
 def test_gradients_that_vanish_but_for_rounding_are_no_error():
     # The bias of attention's keys moves all scores of a query alike.
     torch.set_default_dtype(torch.float32)

@@ -103,7 +103,8 @@ class FactorGroup:
         found = self._rows.get(slot.start)
         if found is not None:
             totals.append(found.rows.sum(0, dtype=kind))
-            squares += torch.linalg.vector_norm(found.rows, dtype=kind).square()
+            wide = torch.promote_types(found.rows.dtype, kind)
+            squares += torch.linalg.vector_norm(found.rows, dtype=wide).square()
         for product in self._products.get(slot.start, ()):
             some = product.total().reshape(slot.shape).to(kind)
             totals = [totals[0].add_(some) if totals else some]

@@ -63,7 +63,9 @@ class Group:
     def parts(self, slot: Slot, kind: torch.dtype) -> tuple[Tensor, Tensor]:
         """The sum of a parameter's rows, and their lengths: see ``audit``."""
         rows = self.view(slot)
-        return rows.sum(0, dtype=kind), torch.linalg.vector_norm(rows, dtype=kind)
+        # They are as wide as the widest parameter of the model.
+        wide = torch.promote_types(rows.dtype, kind)
+        return rows.sum(0, dtype=kind), torch.linalg.vector_norm(rows, dtype=wide)
 
     def add(self, slot: Slot, grads: Tensor, dtype: torch.dtype) -> None:
         """Write a first contribution (B, *parameter), add a later one.
