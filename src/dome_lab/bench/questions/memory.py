@@ -103,13 +103,13 @@ LARGE = (
 
 STREAMED = tuple(
     Case(
-        setting="resnet18",
+        setting="resnet18 on 16x16",
         batch_size=32,
         rank=10,
         layout="layerwise",
         stream=stream,
         num_updates=2,
-        seconds=60.0,
+        seconds=15.0,
     )
     for stream in (False, True)
 )
