@@ -127,7 +127,7 @@ def test_a_state_of_another_shape_or_storage_is_refused(make):
     with pytest.raises(ValueError, match=r"stored as torch\.float32.*basis_dtype"):
         make(20, 3, dtype=torch.float64).load_state_dict(saved)
     with pytest.raises(ValueError, match=r"Q has shape \(5, 3\).*older version"):
-        make(20, 3).load_state_dict(saved | {"mix": torch.zeros(5, 3)})
+        make(20, 3).load_state_dict(saved | {"mix": torch.zeros(5, 3).double()})
 
 
 @every_tracker
