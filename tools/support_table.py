@@ -70,7 +70,8 @@ def states(results: dict) -> Iterator[tuple[str, str, str]]:
     found = environments.get("development", {}).get("features", {})
     for row in ROWS:
         counts = found.get(row.name)
-        state = "never run" if counts is None else state_of(**counts)
+        state = "not run yet" if counts is None and row.paths else "never run"
+        state = state if counts is None else state_of(**counts)
         yield row.name, state, where(row)
     for name in ("torch", "python", *TRAINERS):
         passed = {
@@ -110,7 +111,7 @@ def parts(version: str) -> list[int]:
 
 def listed(versions: list[str]) -> str:
     """Versions whose tests passed."""
-    return f"tested with {', '.join(versions)}" if versions else "never run"
+    return f"tested with {', '.join(versions)}" if versions else "not run yet"
 
 
 def state_of(works: Counts, refused: Counts) -> str:
