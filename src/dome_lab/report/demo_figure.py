@@ -39,7 +39,7 @@ def draw(rows: Sequence[Row], comparisons: Sequence[Comparison]) -> Figure:
     title = headline(harshest)
     size = min(24, 1800 / len(title))  # the longest one still fits
     figure.suptitle(title, x=0.02, ha="left", fontsize=size, weight="bold")
-    figure.text(0.02, 0.87, _subtitle(rows, comparisons), fontsize=15, color=GREY)
+    figure.text(0.02, 0.87, _subtitle(rows, comparisons), fontsize=14, color=GREY)
     figure.subplots_adjust(left=0.045, right=0.985, top=0.77, bottom=0.12, wspace=0.14)
     return figure
 
@@ -69,10 +69,9 @@ def headline(comparison: Comparison) -> str:
 def _subtitle(rows: Sequence[Row], comparisons: Sequence[Comparison]) -> str:
     num_seeds = len({row["seed"] for row in rows})
     return (
-        f"ResNet-8 on 16x16 digits, Adam, Gaussian sketch of the gradient; mean of "
-        f"{num_seeds} seeds, 95 % Student t intervals.\n"
-        f"{LEARNING_RATES} "
-        f"An epoch takes {costs(comparisons)} times as long with the filter."
+        f"ResNet-8 on digits, Adam, Gaussian sketch; mean of {num_seeds} seeds, 95 % t "
+        f"intervals; with the filter an epoch takes {costs(comparisons)} times as long."
+        f"\n{LEARNING_RATES}"
     )
 
 
