@@ -43,7 +43,8 @@ def test_a_worker_that_dies_inside_a_step_is_named_by_every_survivor(
     way, who, tmp_path
 ):
     said, codes = run_dying(tmp_path, way, who)
-    assert said[who] == ""
+    if way != "hangs":  # one that hangs finds the others gone when it wakes up
+        assert said[who] == ""
     for rank in set(range(SIZE)) - {who}:
         assert codes[rank] == 1
         expected = (
