@@ -52,6 +52,7 @@ __all__ = [
     "default_store",
     "flattened",
     "follows_several",
+    "fsdp_communication",
     "fsdp_groups",
     "fused",
     "hook_first",
@@ -294,8 +295,7 @@ def default_store() -> Any:  # noqa: ANN401 (there is no public name for its typ
 def fsdp_groups(module: nn.Module) -> list[Any]:
     """The groups of parameters that ``fully_shard`` reduces together, of one module.
 
-    They are ``FSDPParamGroup`` of torch, whose ``_reduce_scatter_comm``,
-    ``_all_gather_comm``, ``gradient_divide_factor`` and
+    They are ``FSDPParamGroup`` of torch, whose ``gradient_divide_factor`` and
     ``force_sum_reduction_for_comms`` have public setters, and are read to be put back
     later; and ``fsdp_params``, each with a ``sharded_param``.
     """
@@ -304,6 +304,12 @@ def fsdp_groups(module: nn.Module) -> list[Any]:
     groups = getattr(state, "_fsdp_param_groups", None)
     groups = [getattr(state, "_fsdp_param_group", None)] if groups is None else groups
     return [group for group in groups if group is not None]
+
+
+def fsdp_communication(group: Any) -> tuple[Any, Any]:  # noqa: ANN401 (FSDPParamGroup)
+    """The reduce-scatter and the all-gather of such a group, to be put back later."""
+    # 2.9 to 2.15; they have public setters alone.
+    return _needed(group, "_reduce_scatter_comm"), _needed(group, "_all_gather_comm")
 
 
 _top_hooks: Callable[[bool], Any] | None = getattr(

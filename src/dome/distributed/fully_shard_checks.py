@@ -10,7 +10,7 @@ from dome.distributed.handshake import refuse_stream
 from dome.distributed.reduce_scatter import sharded_modules
 from dome.options import FilterOptions
 from dome.parameters import Layout
-from dome.torch_private import fsdp_groups
+from dome.torch_private import fsdp_communication, fsdp_groups
 
 OLDEST = "2.9"  # the first torch with FSDPModule.set_custom_reduce_scatter
 
@@ -84,7 +84,7 @@ def _check_module(module: Any) -> None:  # noqa: ANN401 (an FSDPModule, slow to 
             f"shard over one mesh"
         )
     for group in groups:
-        comm = group._reduce_scatter_comm
+        comm, _ = fsdp_communication(group)
         if not type(comm).__module__.startswith("torch."):
             raise ValueError(
                 f"{type(module).__name__} has a reduce-scatter already, "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dome.distributed.worker_rows import WorkerRows
 from dome.distributed.workers import Workers
-from dome.torch_private import fsdp_groups
+from dome.torch_private import fsdp_communication, fsdp_groups
 
 Comm = Any  # what torch calls a ReduceScatter or an AllGather: allocate and a call
 
@@ -43,8 +43,7 @@ class Interception:
     def __init__(self, module: Any, rows: WorkerRows, workers: Workers) -> None:  # noqa: ANN401
         self._module = module
         (group,) = self._groups = fsdp_groups(module)
-        self._reduce_scatter = group._reduce_scatter_comm
-        self._all_gather = group._all_gather_comm
+        self._reduce_scatter, self._all_gather = fsdp_communication(group)
         self._factor = group.gradient_divide_factor
         self._sums = group.force_sum_reduction_for_comms
         divide_by = workers.size if self._factor is None else self._factor
