@@ -309,7 +309,10 @@ def fsdp_groups(module: nn.Module) -> list[Any]:
 def fsdp_communication(group: Any) -> tuple[Any, Any]:  # noqa: ANN401 (FSDPParamGroup)
     """The reduce-scatter and the all-gather of such a group, to be put back later."""
     # 2.9 to 2.15; they have public setters alone.
-    return _needed(group, "_reduce_scatter_comm"), _needed(group, "_all_gather_comm")
+    for name in ("_reduce_scatter_comm", "_all_gather_comm"):
+        if not hasattr(group, name):
+            raise RuntimeError(_lacks(name))
+    return group._reduce_scatter_comm, group._all_gather_comm
 
 
 _top_hooks: Callable[[bool], Any] | None = getattr(
