@@ -51,7 +51,7 @@ ROWS = (
     ),
     Row("`DistributedDataParallel` over nccl", (DEVICE,), ("nccl",), gpu=True),
     Row("FSDP2 (`fully_shard`)", (SAMPLES, WORKERS), ("fsdp2", "fully_shard")),
-    Row("FSDP, the first", (SAMPLES, WORKERS), ("fsdp-", "fsdp1")),
+    Row("FSDP, the first", (SAMPLES, WORKERS), ("fsdp-", "first_fsdp")),
     Row("tensor parallelism", (SAMPLES, WORKERS), ("tensor_parallel", "dtensor")),
     Row(
         "activation checkpointing",
@@ -109,13 +109,13 @@ def counted(row: Row, outcomes: Mapping[str, str]) -> dict[str, dict[str, int]]:
 
 
 def belongs(row: Row, name: str) -> bool:
-    """Whether a test is one of a row's."""
+    """Whether a test is one of a row's, by its file and by words in both names."""
     if name == NO_REPORT:
         return True
-    file, _, test = name.partition("::")
+    file = name.partition("::")[0]
     inside = any(is_below(Path(file), pattern) for pattern in row.paths)
     inside = inside and row.gpu == bool(ON_GPU.search(name))
-    return inside and (not row.words or any(w in test for w in row.words))
+    return inside and (not row.words or any(w in name for w in row.words))
 
 
 def is_below(file: Path, pattern: str) -> bool:
