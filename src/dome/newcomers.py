@@ -32,8 +32,9 @@ class Newcomers:
     ) -> None:
         self._model = weakref.ref(model)
         self._patterns = patterns
-        # Numbers alone would not do: one is given again when its tensor is gone.
-        self._known = {id(p): weakref.ref(p) for p in trained if p.requires_grad}
+        # The parameters themselves: a number is given again when its tensor is gone,
+        # and torch cannot exchange the data of a tensor that has weak references.
+        self._known = {id(p): p for p in trained if p.requires_grad}
 
     def check(self, trained: Iterable[Tensor] | None = None) -> None:
         """Raise ``RuntimeError`` for a parameter that would train unfiltered.
@@ -45,13 +46,9 @@ class Newcomers:
             model = self._model()
             trained = () if model is None else model.parameters()
         for p in trained:
-            if p.requires_grad and not self._is_known(p):
+            if p.requires_grad and id(p) not in self._known:
                 self._refuse(p)
-                self._known[id(p)] = weakref.ref(p)
-
-    def _is_known(self, p: Tensor) -> bool:
-        found = self._known.get(id(p))
-        return found is not None and found() is p
+                self._known[id(p)] = p
 
     def _refuse(self, p: Tensor) -> None:
         model = self._model()

@@ -61,7 +61,7 @@ def test_counting_of_waits(options, num_waits, place, monkeypatch):
 def test_memory(dtype, share, holds, place, monkeypatch):
     narrow = torch.nn.Linear(512, 10).to(place)
     monkeypatch.setattr(test_cuda, "wide", lambda: narrow)
-    (predicted,) = (
+    predicted = next(
         choice.memory
         for choice in dome.plan(narrow, 32, 32).choices
         if choice.layout == "global" and choice.basis_dtype == dtype

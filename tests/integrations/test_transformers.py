@@ -1,4 +1,5 @@
 import shutil
+from inspect import signature
 
 import pytest
 import torch
@@ -171,6 +172,8 @@ def test_accumulation_with_a_mean_loss_of_each_micro_batch(tmp_path, divided_by)
     # A classifier that takes any keyword is believed to divide by num_items_in_batch.
     # Transformers does not check, and then .grad is a sum over micro-batches.
     model = bert()
+    if divided_by == "nothing" and "kwargs" not in signature(model.forward).parameters:
+        pytest.skip("this version's classifiers take no other keywords")
     model.accepts_loss_kwargs = divided_by == "nothing"
     callback = DomeTrainerCallback(rank=4)
     trainer(tmp_path, model, callback, gradient_accumulation_steps=3).train()
@@ -317,7 +320,12 @@ def test_a_run_resumed_from_a_checkpoint_goes_on_bit_for_bit(tmp_path):
 
 def test_gradient_checkpointing_changes_no_number(tmp_path):
     weights = []
-    for options in ({}, {"gradient_checkpointing": True}):
+    # Transformers before 5 checkpoint in the reentrant way unless told otherwise.
+    checkpointed = {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    }
+    for options in ({}, checkpointed):
         # With dropout: what is computed again must draw what was drawn.
         model = bert(hidden_dropout_prob=0.3)
         callback = DomeTrainerCallback(rank=4)

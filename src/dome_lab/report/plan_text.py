@@ -31,17 +31,17 @@ def plan_table(plans: Sequence[Plan], update_every: Sequence[int]) -> Table:
     table.add_column("rank", justify="right")
     for heading in ("layout", "basis"):
         table.add_column(heading, no_wrap=True)
-    table.add_column("memory", justify="right")
-    table.add_column("fits")
-    table.add_column("rank at\nmost", justify="right")
+    table.add_column("memory", justify="right", no_wrap=True)
+    table.add_column("fits", no_wrap=True)
+    table.add_column("up to\nrank", justify="right", no_wrap=True)
     for number in update_every:
-        table.add_column(f"time,\nevery {number}", justify="right")
+        table.add_column(f"time,\nevery {number}", justify="right", no_wrap=True)
     for plan in plans:
         for place, choice in enumerate(plan.choices, start=1):
             table.add_row(
                 f"{plan.rank:,}" if place == 1 else "",
                 choice.layout,
-                choice.storage,
+                choice.storage.replace(", ", ",\n"),  # for a screen of 80 columns
                 size(choice.memory),
                 "[green]yes[/green]" if choice.fits else "[red]no[/red]",
                 f"{choice.largest_rank:,}",

@@ -235,3 +235,20 @@ def test_statistics_in_a_buffer_are_constants_of_the_next_pass():
         sum_loss(model(torch.randn(B, 4))).backward()
         assert_close(source.take().sum(0), Layout(model).gather())
     source.detach()
+
+
+def test_an_operation_that_has_the_name_of_any_object_is_tried_too():
+    class Comparing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            h = self.layer(x)
+            return self.head(h * h.__eq__(h).to(h.dtype))
+
+    model = Comparing()
+    source = PerSample(model, Layout(model))
+    sum_loss(model(torch.randn(B, 4))).backward()
+    assert_close(source.take().sum(0), Layout(model).gather())
+    source.detach()

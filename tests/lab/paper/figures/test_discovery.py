@@ -77,7 +77,10 @@ def test_figures_share_their_runs(scale):
 
     assert runs("fig03") < runs("fig07")
     assert runs("fig10") <= runs("fig09")
-    assert runs("fig01") <= runs("fig09")
+    # The paper's averaging momentum is fig01's own.
+    by_sgd = {run for run in runs("fig01") if run.optimizer == "sgd"}
+    assert by_sgd
+    assert by_sgd <= runs("fig09")
     harsh = {run for run in runs("fig03") if run.rate in (100, 1000)}
     assert harsh < runs("ext00")
     if scale != "smoke":
