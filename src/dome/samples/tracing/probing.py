@@ -48,7 +48,7 @@ def _cannot_be_tried(func: Callable[..., Value]) -> bool:
 def _tags(name: str) -> set[torch.Tag]:
     packet = getattr(torch.ops.aten, name, None)
     # Names such as __eq__ are those of any Python object.
-    overloads = getattr(packet, "overloads", list)()
+    overloads: list[str] = getattr(packet, "overloads", list)()
     return {tag for o in overloads for tag in getattr(packet, o).tags}
 
 
