@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -144,6 +145,7 @@ def interrupted(moment, folder):
     time.sleep(seconds)
     if process.poll() is not None:
         return "over", words, process.communicate()[1]
+    was_handled = handles_interrupts(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     try:
         _, complaint = process.communicate(timeout=30)
@@ -155,11 +157,20 @@ def interrupted(moment, folder):
     # Python itself was starting, or was still importing what takes Ctrl-C over.
     if "KeyboardInterrupt" in complaint and "dome_lab/cli" not in complaint:
         return "before the first line", words, complaint
-    # On a busy machine even Python's own handler may not be there yet. Later on nothing
-    # ends in silence: Python tells of an interrupt before it ends with the signal.
-    if process.returncode == -signal.SIGINT and not complaint:
+    # On a busy machine even Python's own handler may not have been there yet.
+    if process.returncode == -signal.SIGINT and not was_handled:
         return "before the first line", words, complaint
     return process.returncode, words, complaint
+
+
+def handles_interrupts(pid):
+    """Whether a process has a handler for Ctrl-C, by the system's word."""
+    status = Path(f"/proc/{pid}/status")
+    if not status.exists():  # not Linux: it is held to having one
+        return True
+    lines = status.read_text().splitlines()
+    (caught,) = (line.split()[1] for line in lines if line.startswith("SigCgt"))
+    return bool(int(caught, 16) >> (signal.SIGINT - 1) & 1)
 
 
 @pytest.mark.slow
