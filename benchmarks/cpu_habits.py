@@ -1,6 +1,7 @@
 """What each habit of ``dome.numerics.cpu`` gains in a filtered step.
 
-    python benchmarks/cpu_habits.py [--rank 100] [--rounds 60] [--threads 2 1] [--busy]
+    python benchmarks/cpu_habits.py [--rank 100] [--rounds 60] [--threads 2 1]
+        [--update-every 10] [--busy]
 
 Filtered training loops take turns in one process, each with one habit replaced by what
 one would write without knowing the CPU. A row says by how much the step then takes
@@ -36,11 +37,9 @@ def plain_subtraction(vector: Tensor, S: Tensor, c: Tensor) -> None:
 
 # What is replaced, and by what.
 HABITS: dict[str, tuple[object, str, object]] = {
-    "each thread its own rows": (cpu, "num_lanes", lambda _: 1),
     "products by pieces": (passes, "sum_of_pieces", plain_product),
     "U c by pieces": (cpu, "subtract_", plain_subtraction),
-    "longer blocks of short rows": (cpu, "BLOCK_NUMBERS", 0),
-    "long blocks to read": (cpu, "VIEW_ROWS", cpu.BLOCK_ROWS),
+    "long blocks to read": (cpu, "VIEW_ROWS", 4096),
 }
 
 
@@ -60,11 +59,18 @@ def without(habit: str | None) -> Iterator[None]:
 
 
 def measure(
-    batch_size: int, rank: int, num_rounds: int, clock: Callable[[], float]
+    batch_size: int,
+    rank: int,
+    num_rounds: int,
+    clock: Callable[[], float],
+    update_every: int,
 ) -> dict[str | None, tuple[float, float]]:
     """Seconds of a filtered step without each habit, and over those as it is."""
     variants = [None, *HABITS]
-    loops = {v: filtered_loop("resnet8", batch_size, rank) for v in variants}
+    loops = {
+        v: filtered_loop("resnet8", batch_size, rank, update_every=update_every)
+        for v in variants
+    }
     taken: dict[str | None, list[float]] = {v: [] for v in variants}
     warm = updates_to_settle(batch_size, rank)
     for number in range(warm + num_rounds):
@@ -89,6 +95,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, nargs="+", default=[2, 1])
+    parser.add_argument("--update-every", type=int, default=1)
     parser.add_argument("--busy", action="store_true")
     options = parser.parse_args()
     clock = time.thread_time if options.busy else time.perf_counter
@@ -97,7 +104,9 @@ def main() -> None:
         torch.set_num_threads(num_threads)
         for batch_size in (16, 128):
             rounds = options.rounds if batch_size == 16 else options.rounds // 2
-            steps = measure(batch_size, options.rank, rounds, clock)
+            steps = measure(
+                batch_size, options.rank, rounds, clock, options.update_every
+            )
             for habit, (seconds, ratio) in steps.items():
                 print(
                     f"{habit or 'nothing':<28}{num_threads:>8}{batch_size:>6}"

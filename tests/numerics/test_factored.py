@@ -36,7 +36,7 @@ def change(rng, dim, width, num_rows, turn=0.02):
 
 
 @pytest.mark.parametrize(("dim", "width"), [(640, 20), (41, 5), (3, 3), (1, 1)])
-def test_a_factored_matrix_is_the_matrix_and_has_its_products(dim, width, lanes, rng):
+def test_a_factored_matrix_is_the_matrix_and_has_its_products(dim, width, rng):
     factored, plain = filled(rng, dim, width), filled(rng, dim, width, factored=False)
     plain.multiplied_out().copy_(factored.matrix)
     num_factored = 0

@@ -1,21 +1,19 @@
 """What only serves the caches and threads of a CPU, with every constant tuned for one.
 
 Shapes: S (D, K) tall. Tuned on two cores of an x86 server, ResNet-8 with D = 78,042
-parameters, K = 100. On one thread none of it gains anything. On two threads, of a
-filtered step at B = 16 and 128: PIECE_ROWS 5 %, VIEW_ROWS 6 and 4 %, ``subtract_`` 2
-and 5 % (a third of a projection), BLOCK_NUMBERS 0 and 4 %, lanes what caches of their
-own save. ``benchmarks/cpu_habits.py`` measures it, docs/architecture.md has the table.
+parameters, K = 100. Of a filtered step on two threads, at B = 16 and 128, they gain:
+PIECE_ROWS 9 and 1 %, VIEW_ROWS 7 and 3 %, ``subtract_`` 5 and 3 %; on one thread
+nothing. BLOCK_NUMBERS bounds memory. ``benchmarks/cpu_habits.py`` measures it,
+docs/architecture.md has the table.
 """
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
-# Rows that are converted or written at a time: beside U and the samples, only so much
-# exists. More if they are short: calls on few numbers are mostly overhead.
-BLOCK_ROWS = 4096
-BLOCK_NUMBERS = 400_000
+# Numbers that are converted or written at a time: beside U and the samples, only so
+# much exists.
+BLOCK_NUMBERS = 500_000
 # Rows that are read at a time where nothing is converted: only products take room.
 VIEW_ROWS = 131_072
 # Rows of the short products that a long one is cut into: each fits a core's cache, and
@@ -23,16 +21,6 @@ VIEW_ROWS = 131_072
 PIECE_ROWS = 2048
 # Numbers in the products of such pieces, before these are added up.
 SUMMANDS = 4_000_000
-
-
-def num_lanes(S: Tensor) -> int:
-    """How many ranges of rows a pass works on side by side: one per thread.
-
-    Threads have caches of their own, in which a pass leaves the rows it wrote. If
-    another thread took them in the next pass, they would have to move. So each thread
-    always gets the same range, its lane.
-    """
-    return torch.get_num_threads() if S.device.type == "cpu" else 1
 
 
 def subtract_(vector: Tensor, S: Tensor, c: Tensor) -> None:

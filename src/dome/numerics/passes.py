@@ -34,9 +34,11 @@ def as_they_are(block: Tensor, dim: int, dtype: torch.dtype) -> Tensor:  # noqa:
 
 def block_rows(width: int, device: torch.device | None = None) -> int:
     """How many rows are worked on at a time that take ``width`` numbers each."""
+    width = max(width, 1)
     if device is not None and device.type != "cpu":
-        return max(DEVICE_NUMBERS // max(width, 1), 1)
-    return max(cpu.BLOCK_ROWS, cpu.BLOCK_NUMBERS // max(width, 1))
+        return max(DEVICE_NUMBERS // width, 1)
+    # Whole pieces: what is left over would take a product of its own in every block.
+    return cpu.PIECE_ROWS * max(cpu.BLOCK_NUMBERS // width // cpu.PIECE_ROWS, 1)
 
 
 def row_blocks(S: Tensor, width: int) -> Iterator[slice]:
@@ -124,37 +126,22 @@ def recombine_(
         prepare: What is done to a block of samples first.
     """
     dtype, K = compute_dtype(S.dtype), S.shape[1]
-    G = S.new_empty(0, len(S)) if G is None else G
-    copied = prepare is not as_they_are or G.dtype != dtype or S.dtype != dtype
-    width = K + len(G) if copied else K
-    lanes, P = cpu.num_lanes(S), None if P is None else P.to(dtype)
+    copied = prepare is not as_they_are or (G is not None and G.dtype != dtype)
+    width = K + len(G) if G is not None and copied else K
+    P = None if P is None else P.to(dtype)
     X = None if X is None else X.to(dtype)
-    at_once = -(-block_rows(width, S.device) // lanes)
+    at_once = block_rows(width, S.device)
     # One room for all blocks: first touches of fresh memory cost as much as a product.
-    room = S.new_empty(min(lanes * at_once, len(S)), K, dtype=dtype)
-    for block, samples in _lane_blocks(S, G, lanes, at_once):
-        num, length, _ = block.shape
-        new = room[: num * length].unflatten(0, (num, length))
+    room = S.new_empty(min(at_once, len(S)), K, dtype=dtype)
+    for rows in slices(len(S), at_once):
+        block = S[rows]
+        new = room[: len(block)]
         if P is not None:
-            torch.bmm(block.to(dtype), P.expand(num, -1, -1), out=new)
-        if X is not None:
-            H, wide = prepare(samples, -1, dtype), X.expand(num, -1, -1)
-            _ = torch.bmm(H, wide, out=new) if P is None else new.baddbmm_(H, wide)
+            torch.mm(block.to(dtype), P, out=new)
+        if G is not None and X is not None:
+            H = prepare(G[:, rows].T, -1, dtype)
+            _ = torch.mm(H, X, out=new) if P is None else new.addmm_(H, X)
         _ = block.add_(new) if P is None else block.copy_(new)
-
-
-def _lane_blocks(
-    S: Tensor, G: Tensor, lanes: int, at_once: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Views of S (lanes, n, K) and of samples (lanes, n, B) that cover all rows."""
-    length = len(S) // lanes
-    end = lanes * length
-    tall = S[:end].unflatten(0, (lanes, length))
-    wide = G[:, :end].unflatten(1, (lanes, length)).permute(1, 2, 0)
-    for rows in slices(length, at_once):
-        yield tall[:, rows], wide[:, rows]
-    if end < len(S):
-        yield S[None, end:], G[:, end:].T[None]
 
 
 def _readable_blocks(
