@@ -38,7 +38,7 @@ demo: $(LAB)
 
 # A process a core with one thread each: twice as fast on two cores as two threads in one.
 quick: $(DEV)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m "not slow" \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q -m "not slow" \
 	  tests/trackers tests/samples tests/test_filter.py tests/numerics tests/compression
 
 test: $(DEV) browser

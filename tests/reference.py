@@ -76,7 +76,13 @@ def projector(U):
 
 
 def projector_distance(U, W):
-    """Spectral norm of the difference of the explicit D x D projectors."""
+    """Spectral norm of the difference of the D x D projectors.
+
+    In an orthonormal basis of what the columns of both span, where the difference is a
+    small matrix of the same norm: no assumption on U or W.
+    """
+    _, both = torch.linalg.qr(torch.cat([U, W], dim=1))
+    U, W = both[:, : U.shape[1]], both[:, U.shape[1] :]
     return torch.linalg.matrix_norm(projector(U) - projector(W), ord=2)
 
 

@@ -72,6 +72,10 @@ def test_attaching_equals_stepping_by_hand_with_any_optimizer(make, rng):
         assert torch.equal(flat(attached), flat(by_hand))
 
 
+# Torch 2.8 says this of its own line.
+@pytest.mark.filterwarnings(
+    "ignore:Converting a tensor with requires_grad=True:UserWarning:torch.optim.lbfgs"
+)
 @pytest.mark.parametrize("keyword", [False, True])
 def test_a_closure_is_filtered_after_each_of_its_calls(keyword, rng):
     model = small_classifier()

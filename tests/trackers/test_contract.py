@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import average_covariance, fraction, offline_pca
+from reference import center, fraction, offline_pca
 from streams import decaying_stream, low_rank_stream
 
 from dome.numerics.angles import largest_angle
@@ -16,6 +16,11 @@ every_tracker = pytest.mark.parametrize("make", TRACKERS.values(), ids=TRACKERS.
 def present_columns(tracker):
     """The basis without columns that the data has not reached yet."""
     return tracker.basis[:, tracker.basis.any(dim=0)].double()
+
+
+def captured_variance(U, batches):
+    """The trace of UᵀCU, C being the average covariance of the batches."""
+    return sum((center(G.double()) @ U).square().sum() / len(G) for G in batches)
 
 
 def orthogonality_error(tracker):
@@ -50,9 +55,11 @@ def test_agrees_with_scikit_learn_on_one_batch_of_low_rank(make, rng):
 
 
 @every_tracker
-@pytest.mark.parametrize("decay", [0.5, 1.0])
-@pytest.mark.parametrize("num", [500, pytest.param(5000, marks=pytest.mark.slow)])
-def test_float32_stays_orthonormal(make, decay, num, rng):
+@pytest.mark.parametrize(
+    ("num", "decay"),
+    [(500, 0.5), (500, 1.0), pytest.param(5000, 1.0, marks=pytest.mark.slow)],
+)
+def test_float32_stays_orthonormal(make, num, decay, rng):
     tracker = make(500, 20)
     for G in decaying_stream(rng, 500, 6, num, decay, torch.float32):
         tracker.update(G)
@@ -99,10 +106,16 @@ def test_full_rank_leaves_nothing(make, rng):
 
 
 @every_tracker
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("oversample", [0, 5])
+@pytest.mark.parametrize(
+    ("dtype", "oversample"),
+    [
+        *[(torch.float32, 0), (torch.float32, 5)],
+        *[(torch.float64, 5), (torch.bfloat16, 5)],
+    ],
+)
 def test_resumes_bit_for_bit(make, dtype, oversample, rng):
-    batches = list(decaying_stream(rng, 500, 6, 230, dtype=torch.float32))
+    # A hundred updates after a check of the basis there is another.
+    batches = list(decaying_stream(rng, 500, 6, 205, dtype=torch.float32))
     straight = make(500, 10, dtype=dtype, oversample=oversample)
     for G in batches[:105]:
         straight.update(G)
@@ -206,11 +219,7 @@ def test_bfloat16_storage_tracks_nearly_the_same_subspace(make, rng):
     for G in batches:
         small.update(G)
         full.update(G)
-    C = average_covariance([G.double() for G in batches])
-    captured = [
-        torch.trace(present_columns(t).T @ C @ present_columns(t))
-        for t in (small, full)
-    ]
+    captured = [captured_variance(present_columns(t), batches) for t in (small, full)]
     assert small.basis.dtype == torch.bfloat16
     assert captured[0] > 0.99 * captured[1]
     # Eight bits of mantissa: 2^-8 an entry, averaged over 2,000 of them.

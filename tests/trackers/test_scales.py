@@ -7,20 +7,17 @@ from dome.numerics.angles import largest_angle
 from dome.trackers import TRACKERS, IncrementalSVD, StreamingPower
 
 every_tracker = pytest.mark.parametrize("make", TRACKERS.values(), ids=TRACKERS.keys())
-SIZES = [1e-18, 1e-10, 1e10, 1e18]
 
 
 @every_tracker
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(
-    ("dim", "num_samples"), [(1000, 64), (1000, 6)], ids=["columns", "pairs"]
-)
+@pytest.mark.parametrize("size", [1e-18, 1e18])
+@pytest.mark.parametrize("num_samples", [64, 6], ids=["columns", "pairs"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_subspace_does_not_depend_on_the_size_of_samples(
-    make, size, dim, num_samples, dtype, rng
+    make, size, num_samples, dtype, rng
 ):
-    tracker, plain = make(dim, 4, dtype=dtype), make(dim, 4, dtype=dtype)
-    for G in low_rank_stream(rng, dim, num_samples, 6, rank=4):
+    tracker, plain = (make(1000, 4, dtype=dtype) for _ in range(2))
+    for G in low_rank_stream(rng, 1000, num_samples, 6, rank=4):
         tracker.update((G * size).float())
         plain.update(G.float())
     assert tracker.num_skipped == 0
@@ -91,8 +88,14 @@ def literal(name, U, lam, G, t):
     return U, lam, torch.linalg.svd(Y, full_matrices=False)[0][:, :4]
 
 
-@pytest.mark.parametrize("size", [1e-18, 1e-9, 1e9, 1e18])
-@pytest.mark.parametrize("samples", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("size", "samples"),
+    [
+        *[(1e-18, torch.float32), (1e18, torch.float32), (1e-9, torch.bfloat16)],
+        *[(1e18, torch.bfloat16), (1e-18, torch.float64), (1e9, torch.float64)],
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("num_samples", "oversample"), [(40, 0), (40, 3), (6, 0)], ids=str
 )

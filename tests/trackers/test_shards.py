@@ -66,20 +66,21 @@ every_tracker = pytest.mark.parametrize("make", TRACKERS.values(), ids=TRACKERS.
 
 
 @every_tracker
-@pytest.mark.parametrize("num_workers", [2, 3])
 @pytest.mark.parametrize(
-    ("dim", "rank", "num_samples", "oversample"),
+    ("num_workers", "dim", "rank", "num_samples", "oversample"),
     [
-        *[(120, 10, 4, 0), (120, 40, 4, 3), (120, 6, 30, 2), (120, 6, 30, 0)],
-        # Long enough to be kept as products, of few and of many samples.
-        *[(401, 10, 4, 0), (401, 6, 30, 2), (2, 1, 5, 0)],
+        # One range of rows each: samples fewer than directions, and more.
+        *[(2, 120, 40, 4, 3), (2, 120, 6, 30, 0), (2, 2, 1, 5, 0)],
+        # Three ranges each, a worker without rows, and bases long enough to be kept as
+        # products, of few and of many samples.
+        *[(3, 120, 10, 4, 0), (3, 401, 10, 4, 0), (3, 401, 6, 30, 2), (3, 2, 1, 5, 0)],
     ],
 )
 def test_shards_together_are_the_whole_tracker(
     make, num_workers, dim, rank, num_samples, oversample, rng
 ):
     options = {"oversample": oversample, "dtype": torch.float64}
-    batches = list(decaying_stream(rng, dim, num_samples, 120))
+    batches = list(decaying_stream(rng, dim, num_samples, 50))
     batches[7] += 50  # a long mean
     batches[9][:] = batches[9][0].clone()  # no variance
     batches[11][1:] = batches[11][-1].clone()  # a deficient batch

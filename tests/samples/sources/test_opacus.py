@@ -1,8 +1,8 @@
+import importlib
+
 import pytest
 import samples.loop as twin
 import torch
-from opacus import GradSampleModule
-from opacus.grad_sample import GradSampleHooks
 from torch import nn
 from torch.testing import assert_close
 
@@ -12,19 +12,26 @@ from dome.samples import OpacusSamples, source_for
 pytestmark = pytest.mark.usefixtures("float64")
 
 
+@pytest.fixture
+def grad_sample():
+    # When it is needed: importing it takes seconds.
+    return importlib.import_module("opacus.grad_sample")
+
+
 def small():
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
-@pytest.mark.parametrize("wrap", [GradSampleModule, GradSampleHooks])
+@pytest.mark.parametrize("wrapper", ["GradSampleModule", "GradSampleHooks"])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("num_batches", [1, 2])
-def test_opacus_rows_sum_to_the_gradient(wrap, reduction, num_batches):
+def test_opacus_rows_sum_to_the_gradient(wrapper, reduction, num_batches, grad_sample):
+    wrap = getattr(grad_sample, wrapper)
     model, x = small(), torch.randn(2, 5, 3)
     rows = torch.cat([twin.per_sample_loop(model, [part]) for part in x[:num_batches]])
     hooked = wrap(model, loss_reduction=reduction)
-    watched = hooked if wrap is GradSampleModule else model
+    watched = hooked if wrap is grad_sample.GradSampleModule else model
     source = source_for("per_sample", watched, Layout(watched))
     assert isinstance(source, OpacusSamples)
     for part in x[:num_batches]:
@@ -37,8 +44,8 @@ def test_opacus_rows_sum_to_the_gradient(wrap, reduction, num_batches):
 
 
 @pytest.mark.filterwarnings("ignore:Full backward hook")
-def test_opacus_hooks_rest_while_unarmed():
-    model = GradSampleModule(small())
+def test_opacus_hooks_rest_while_unarmed(grad_sample):
+    model = grad_sample.GradSampleModule(small())
     source = source_for("per_sample", model, Layout(model))
     source.arm(False)
     model(torch.randn(5, 3)).mean().backward()

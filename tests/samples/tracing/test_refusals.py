@@ -3,8 +3,6 @@ import torch
 import torch.distributed as dist
 from samples.models import Then, vector
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import dome
@@ -161,24 +159,26 @@ def test_input_without_a_batch_dimension_is_refused():
 
 
 @pytest.fixture
-def one_worker(tmp_path):
+def fsdp(tmp_path):
+    # Imported when it is needed: it takes seconds.
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
     dist.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
-    yield
+    yield fsdp
     dist.destroy_process_group()
 
 
-@pytest.mark.usefixtures("one_worker")
 @pytest.mark.filterwarnings("ignore:FSDP is switching", "ignore:.*NO_SHARD")
 @pytest.mark.parametrize("samples", ["per_sample", "microbatch"])
 @pytest.mark.parametrize("kind", ["fsdp", "fsdp2"])
-def test_parameters_split_over_workers_are_refused(kind, samples):
+def test_parameters_split_over_workers_are_refused(kind, samples, fsdp):
     model = nn.Linear(3, 2)
     if kind == "fsdp":
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        cpu = torch.device("cpu")
+        model = fsdp.FullyShardedDataParallel(model, device_id=cpu)
     else:
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        fsdp.fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"is split over workers \(FSDP"):
         dome.attach(model, optimizer, rank=2, samples=samples)
