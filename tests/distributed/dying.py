@@ -1,6 +1,6 @@
 """A worker of three that ends inside a step, in one of several ways.
 
-python dying.py RANK NUM_WORKERS FOLDER WAY WHO
+Started by forked.py, with RANK NUM_WORKERS FOLDER WAY WHO.
 """
 
 import os
@@ -18,13 +18,21 @@ from models import batches
 from dome.compression import TopK
 
 
-def ends(way):
+def ends(way, place):
     """What the worker does in the middle of its third step."""
     if way == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if way == "raises":
         raise MemoryError("no room for a step")
-    time.sleep(40)  # hangs: longer than the others wait
+    # hangs: until the others have given up
+    others = [said_by(place, rank) for rank in range(place.size) if rank != place.rank]
+    end = time.monotonic() + 200
+    while not all(path.exists() for path in others) and time.monotonic() < end:
+        time.sleep(0.1)
+
+
+def said_by(place, rank):
+    return place.shared / f"said.{rank}"
 
 
 def main():
@@ -36,7 +44,7 @@ def main():
         init_method=f"file://{folder}/store",
         rank=place.rank,
         world_size=place.size,
-        timeout=timedelta(seconds=20),
+        timeout=timedelta(seconds=10 if way == "hangs" else 20),
     )
     if way == "options":
         compared(place, who)
@@ -49,7 +57,7 @@ def main():
     def gather(*arguments):
         calls.append(0)
         if len(calls) == 3 and place.rank == int(who):
-            ends(way.partition(",")[0])
+            ends(way.partition(",")[0], place)
         return original(*arguments)
 
     workers.gather = gather
@@ -60,7 +68,7 @@ def main():
             step(model, optimizer, mine(place, x), mine(place, y))
     except RuntimeError as error:
         words = f"{time.monotonic() - began:.1f} s: {error}"
-        (place.shared / f"said.{place.rank}").write_text(words)
+        said_by(place, place.rank).write_text(words)
         raise
 
 
@@ -86,7 +94,7 @@ def compared(place, who):
             said.append(f"{name}: nothing was said")
         except ValueError as error:
             said.append(str(error))
-    (place.shared / f"said.{place.rank}").write_text("\n".join(said))
+    said_by(place, place.rank).write_text("\n".join(said))
     dist.barrier()
 
 

@@ -1,6 +1,6 @@
 """A worker that is killed in forward or in backward, and what the others say of it.
 
-python fsdp_killed.py RANK NUM_WORKERS FOLDER WHERE
+Started by forked.py, with RANK NUM_WORKERS FOLDER WHERE.
 """
 
 import os

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -24,29 +26,38 @@ def environment():
 
 
 def run_workers(script, num_workers, *arguments):
-    """A script in P processes, with their rank and P in front; what each printed."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *map(str, (HERE / script, rank, num_workers, *arguments))],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(num_workers)
-    ]
-    try:
-        return [process.communicate(timeout=LIMIT)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    """A script in P processes, with rank and P in front: what each printed, and codes.
+
+    The codes are None for one that did not end in time.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        words = (HERE / "forked.py", folder, HERE / script, num_workers, *arguments)
+        with (folder / "output").open("w") as output:
+            process = subprocess.Popen(
+                [sys.executable, *map(str, words)],
+                env=environment(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # one of their own, to be ended together
+            )
+        try:
+            process.wait(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        codes, common = folder / "codes.json", (folder / "output").read_text()
+        printed = [folder / f"output.{rank}" for rank in range(num_workers)]
+        return (
+            [common + (p.read_text() if p.exists() else "") for p in printed],
+            json.loads(codes.read_text()) if codes.exists() else [None] * num_workers,
+        )
 
 
 def run_program(num_workers, folder, shared, module="checks"):
     """Every check of a module on P workers: {check: [what each rank says]}."""
     folder.mkdir(parents=True, exist_ok=True)
-    outputs = run_workers("program.py", num_workers, folder, shared, module)
+    outputs, _ = run_workers("program.py", num_workers, folder, shared, module)
     results = {}
     for rank, output in enumerate(outputs):
         path = folder / f"results.{rank}.json"
@@ -55,6 +66,14 @@ def run_program(num_workers, folder, shared, module="checks"):
             results.setdefault(name, {})[rank] = answer
         results.setdefault("output", {})[rank] = output
     return results
+
+
+def assert_passed(results, name, num_workers):
+    answers = results.get(name, {})
+    told = "\n".join(map(str, results["output"].values()))
+    assert set(answers) == set(range(num_workers)), f"{answers}\n{told}"
+    for rank, answer in answers.items():
+        assert answer == "passed", f"rank {rank}: {answer}"
 
 
 def torchrun(script, *arguments, workers, restarts=0, timeout=LIMIT, cwd=None):

@@ -1,6 +1,6 @@
 """One worker: runs every check of a module, and notes the results.
 
-python program.py RANK NUM_WORKERS FOLDER SHARED MODULE
+Started by forked.py, with RANK NUM_WORKERS FOLDER SHARED MODULE.
 """
 
 import importlib
@@ -14,6 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from checks import Place
+
+CHECKS = importlib.import_module(sys.argv[5]).CHECKS
 
 
 def main():
@@ -29,8 +31,7 @@ def main():
         timeout=timedelta(seconds=60),
     )
     results = {}
-    checks = importlib.import_module(sys.argv[5]).CHECKS
-    for name, check in checks.items():
+    for name, check in CHECKS.items():
         try:
             check(Place(rank, size, shared))
             results[name] = "passed"

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from launch import HERE, LIMIT, environment
+from launch import run_workers
 
 from dome.distributed.roll_call import is_gone, own_place
 
@@ -16,22 +16,7 @@ SIZE = 3
 
 def run_dying(folder, way, who):
     """Three workers; what each wrote down, rank by rank, and their exit codes."""
-    arguments = [str(SIZE), str(folder), way, str(who)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "dying.py"), str(rank), *arguments],
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-        )
-        for rank in range(SIZE)
-    ]
-    try:
-        codes = [process.wait(timeout=LIMIT) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    _, codes = run_workers("dying.py", SIZE, folder, way, who)
     files = [folder / f"said.{rank}" for rank in range(SIZE)]
     return [path.read_text() if path.exists() else "" for path in files], codes
 

@@ -2,8 +2,7 @@ import re
 
 import pytest
 from fsdp_checks import CHECKS
-from launch import run_workers
-from test_workers import assert_passed
+from launch import assert_passed, run_workers
 from torch.distributed.fsdp import FSDPModule
 
 pytestmark = [
@@ -28,7 +27,7 @@ def test_workers_of_fully_shard(name, num_workers, fsdp_workers):
     ],
 )
 def test_a_killed_worker_is_named_by_every_survivor(where, told, tmp_path):
-    outputs = run_workers("fsdp_killed.py", 3, tmp_path, where)
+    outputs, _ = run_workers("fsdp_killed.py", 3, tmp_path, where)
     for rank in (0, 2):
         path = tmp_path / f"said.{rank}"
         assert path.exists(), outputs

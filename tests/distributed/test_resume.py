@@ -1,44 +1,12 @@
 import pytest
 import torch
-from checks import RUNS, flat, rng, run_options, sgd, step
+from checks import flat, rng, sgd, step
 from launch import HERE, torchrun
 from models import batches, small_classifier
-from torch.nn.functional import cross_entropy
 
 import dome
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize(("suffix", "begin"), [(".pt", 5), (".2.pt", 8)])
-def test_a_run_saved_on_workers_goes_on_in_one_process(
-    name, suffix, begin, two_workers, shared
-):
-    # Saved by three workers, or by two that went on from there.
-    saved = torch.load(shared / f"{name}{suffix}", weights_only=True)
-    model = small_classifier(seed=7)
-    model.load_state_dict(saved["model"])
-    optimizer = sgd(model)
-    optimizer.load_state_dict(saved["optimizer"])
-    options = run_options(name)
-    if "compressor" in options:
-        options["after"] = options.pop("compressor")
-    parts = 1
-    if name == "worker":
-        options["samples"], parts = "microbatch", 3  # what three workers had
-    grad_filter = dome.attach(model, optimizer, **options)
-    grad_filter.load_state_dict(saved["filter"])
-    for x, y in list(batches(rng(), 11))[begin:]:
-        optimizer.zero_grad()
-        for x_part, y_part in zip(x.chunk(parts), y.chunk(parts), strict=True):
-            (cross_entropy(model(x_part), y_part) / parts).backward()
-        optimizer.step()
-    assert grad_filter.stats.step == 11
-    # Other numbers of workers compress, or take as samples, other gradients.
-    if name != "compressed" and (name, begin) != ("worker", 8):
-        tight = {"rtol": 1e-9, "atol": 1e-9}
-        torch.testing.assert_close(flat(model), saved["end"], **tight)
 
 
 def test_after_a_worker_is_killed_training_resumes_from_the_last_checkpoint(tmp_path):
