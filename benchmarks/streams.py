@@ -1,100 +1,78 @@
-"""What a stream of samples costs: layer by layer, and what it would cost globally.
+"""What ``stream=True`` costs, in time and memory.
 
-    python benchmarks/streams.py [--batch-size 64] [--rank 10] [--rounds 3]
+    python benchmarks/streams.py [--layout global] [--batch-size 64] [--rank 10]
+        [--rounds 3] [--without-kept]
 
-ResNet-18 on 64x64 images. Steps are interleaved, the least time of each counts.
-
-- Layer-wise: a filtered step with ``stream=True`` against one without.
-- Global: one basis needs rows twice, V = H U and H Hᵀ before R is known, Hᵀ M after. If
-  they are not kept they must be formed again from inputs and output gradients. That
-  takes what capturing takes beyond a plain step, and the weight gradients of a plain
-  step besides, which capturing replaces.
+ResNet-18 on 64x64 images: a plain step, a filtered one whose rows are kept, and one
+with ``stream=True``. Steps take turns, the least time of each counts. The peak of each
+is measured in a process of its own. ``--without-kept`` where B · D rows do not fit.
 """
 
 import argparse
 import time
-from collections.abc import Callable
-
-import torch
-from torch.nn.functional import cross_entropy
 
 import dome
-from dome.parameters import Layout
-from dome.samples import PerSample
+from dome_lab.bench.memory import TIDY_MALLOC, in_fresh_process, peak_memory
 from dome_lab.bench.training import Loop
+
+KINDS = ("plain", "kept", "streamed")
+PEAK_STEPS = 2
+
+
+def loop_of(kind: str, layout: str, batch_size: int, rank: int) -> Loop:
+    """A training loop of one of the kinds."""
+    loop = Loop("resnet18", batch_size, 2)
+    if kind != "plain":
+        options = {"layout": layout, "stream": kind == "streamed"}
+        dome.attach(loop.model, loop.optimizer, rank, **options)
+    return loop
+
+
+def peak_of(kind: str, layout: str, batch_size: int, rank: int) -> int:
+    """The most bytes of a process that trains so."""
+    loop = loop_of(kind, layout, batch_size, rank)
+    for _ in range(PEAK_STEPS):
+        loop.step()
+    return peak_memory()
 
 
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layout", default="global")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rank", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--filters", action="store_true", help="layer-wise filters too")
+    parser.add_argument("--without-kept", action="store_true")
     args = parser.parse_args()
-    steps = {
-        "plain": plain(args.batch_size),
-        "inputs' gradients alone": without_weights(args.batch_size),
-        "rows formed and dropped": captured(args.batch_size),
+    setting = (args.layout, args.batch_size, args.rank)
+    kinds = [kind for kind in KINDS if kind != "kept" or not args.without_kept]
+    names = ("layout", "batch_size", "rank")
+    peaks = {
+        kind: in_fresh_process(
+            "streams",
+            "peak_of",
+            TIDY_MALLOC | {"PYTHONPATH": "benchmarks:src"},
+            kind=kind,
+            **dict(zip(names, setting, strict=True)),
+        )
+        for kind in kinds
     }
-    if args.filters:
-        for stream in (False, True):
-            name = "streamed" if stream else "kept"
-            steps[f"filtered, rows {name}"] = filtered(args, stream)
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    loops = {kind: loop_of(kind, *setting) for kind in kinds}
+    times: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(args.rounds + 1):
-        for name, step in steps.items():
+        for kind, loop in loops.items():
             start = time.perf_counter()
-            step()
+            loop.step()
             if number:  # the first makes what torch keeps for good
-                times[name].append(time.perf_counter() - start)
-    least = {name: min(values) for name, values in times.items()}
-    whole = least["plain"]
-    for name, seconds in least.items():
-        print(f"{name:<26}{seconds:8.3f} s {seconds / whole:6.2f} plain steps")
-    weights = whole - least["inputs' gradients alone"]
-    again = least["rows formed and dropped"] - whole + weights
-    print(f"{'rows formed again':<26}{again:8.3f} s {again / whole:6.2f} plain steps")
-
-
-def plain(batch_size: int) -> Callable[[], None]:
-    """A step without a filter."""
-    return Loop("resnet18", batch_size, 1).step
-
-
-def without_weights(batch_size: int) -> Callable[[], None]:
-    """A forward and backward pass in which no weight has a gradient."""
-    loop = Loop("resnet18", batch_size, 1)
-    loop.model.requires_grad_(False)
-    x = torch.randn(batch_size, 3, 64, 64, requires_grad=True)
-    y = torch.randint(200, (batch_size,))
-
-    def step() -> None:
-        x.grad = None
-        cross_entropy(loop.model(x), y).backward()
-
-    return step
-
-
-def captured(batch_size: int) -> Callable[[], None]:
-    """A step whose rows are formed, and used by nobody."""
-    loop = Loop("resnet18", batch_size, 1)
-    layout = Layout(loop.model, "layerwise")
-    source = PerSample(loop.model, layout, ignore_penalty=True, use=lambda *_: None)
-
-    def step() -> None:
-        loop.step()
-        source.take()
-
-    return step
-
-
-def filtered(args: argparse.Namespace, stream: bool) -> Callable[[], None]:
-    """A filtered step with a basis for each layer."""
-    loop = Loop("resnet18", args.batch_size, 1)
-    options = {"layout": "layerwise", "stream": stream}
-    dome.attach(loop.model, loop.optimizer, args.rank, **options)
-    return loop.step
+                times[kind].append(time.perf_counter() - start)
+    plain = min(times["plain"])
+    for kind in kinds:
+        seconds = min(times[kind])
+        print(
+            f"{kind:<10}{seconds:8.3f} s {seconds / plain:6.2f} plain steps"
+            f"{peaks[kind] / 1e9:8.2f} GB"
+        )
 
 
 if __name__ == "__main__":

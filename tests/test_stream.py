@@ -202,8 +202,7 @@ def test_samples_of_another_number_in_one_backward_pass_are_refused(rng):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layout": "global"}, 'needs layout="layerwise"'),
-        ({"samples": "microbatch"}, 'needs layout="layerwise"'),
+        ({"samples": "microbatch"}, 'needs samples="per_sample"'),
         ({"scaler": torch.amp.GradScaler("cpu")}, "GradScaler can skip the step"),
         ({"direction_rank": 2}, "no rows to stream"),
     ],

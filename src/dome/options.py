@@ -14,7 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from dome.parameters import LAYOUTS, Layout
-from dome.samples import KINDS, SampleSource, Use, source_for
+from dome.samples import (
+    KINDS,
+    Choose,
+    SampleSource,
+    Use,
+    for_directions,
+    if_smaller,
+    source_for,
+)
 from dome.trackers import TRACKERS, Tracker
 from dome.trackers.low_rank import LowRankPower
 
@@ -51,9 +59,10 @@ class FilterOptions:
         direction_rank: Store every direction, in each weight matrix, as a product of
             two thin matrices of this rank, and take samples as inputs and output
             gradients: for models whose basis (D, K) or rows (B, D) do not fit.
-        stream: With layer-wise bases, use and drop each layer's samples while
-            backward() goes on: memory for the rows of one layer, and one backward pass
-            a step.
+        stream: Never hold the rows of more than one layer. Layer-wise bases use and
+            drop each layer's samples while backward() goes on: one backward pass a
+            step. A global basis keeps inputs and output gradients until the step, and
+            forms rows from them twice.
         batch_dim: Which dimension of the model's input enumerates samples, if not 0.
         allow_mixing: Let parameters meet tensors in which samples were mixed along
             their axis: a sample's row then is its share of the batch loss.
@@ -131,21 +140,41 @@ class FilterOptions:
     def _check_stream(self) -> None:
         if not self.stream:
             return
-        if self.layout != "layerwise" or self.samples != "per_sample":
+        if self.samples != "per_sample":
             raise ValueError(
-                'stream=True needs layout="layerwise" and samples="per_sample", with '
-                f"which layers have bases of their own, got layout={self.layout!r} and "
-                f"samples={self.samples!r}"
+                f'stream=True needs samples="per_sample", got {self.samples!r}: '
+                f"micro-batches have no rows to drop, leave stream out"
             )
-        if self.scaler is not None:
+        if self._streams_layers and self.scaler is not None:
             raise ValueError(
                 "stream=True turns bases before a GradScaler can skip the step: leave "
                 "one of the two out, or use torch.bfloat16, which needs no scaler"
+            )
+        if not self._streams_layers and self.tracker != "power":
+            raise ValueError(
+                f'stream=True needs tracker="power" where layers have no bases of '
+                f"their own, got tracker={self.tracker!r}: choose that, or "
+                f'layout="layerwise"'
             )
         if self.direction_rank is not None:
             raise ValueError(
                 "with direction_rank there are no rows to stream: leave stream out"
             )
+
+    @property
+    def _streams_layers(self) -> bool:
+        """Whether samples are used while backward() goes on."""
+        return self.stream and self.layout == "layerwise"
+
+    @property
+    def takes_factors(self) -> bool:
+        """Whether samples are wanted as what rows are products of."""
+        return self._choose() is not None
+
+    def _choose(self) -> Choose | None:
+        if self.direction_rank is not None:
+            return for_directions(self.direction_rank)
+        return if_smaller if self.stream and not self._streams_layers else None
 
     @classmethod
     def named(cls, owner: str, options: Mapping[str, Any]) -> "FilterOptions":
@@ -203,8 +232,8 @@ class FilterOptions:
             batch_dim=self.batch_dim,
             allow_mixing=self.allow_mixing,
             ignore_penalty=self.ignore_penalty,
-            direction_rank=self.direction_rank,
-            use=use if self.stream else None,
+            choose=self._choose(),
+            use=use if self._streams_layers else None,
         )
 
     def tracker_for(self, dim: int, rank: int, **where: Any) -> Tracker:  # noqa: ANN401

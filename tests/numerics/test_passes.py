@@ -70,6 +70,13 @@ def test_recombining_in_place_equals_the_formula(dim, kind, rng):
     torch.testing.assert_close(S, expected)
 
 
+def test_nothing_to_turn_or_to_add_changes_nothing(rng):
+    S = random(rng, 40, 5)
+    before = S.clone()
+    passes.recombine_(S, None)
+    assert torch.equal(S, before)
+
+
 def test_samples_are_prepared_block_by_block(rng):
     S, G, X = random(rng, 40, 5), random(rng, 6, 40), random(rng, 6, 5)
     expected = S + (G - G.mean(dim=0)).T @ X

@@ -46,7 +46,8 @@ def test_products_are_those_of_the_centred_samples(num_samples, mean, with_care,
     torch.testing.assert_close(seen.energy, H.square().sum(), **close)
     norms = G.square().sum(dim=1)
     torch.testing.assert_close(seen.sample_norms_squared, norms, rtol=1e-7, atol=1e-7)
-    wide, small, prepare = samples.combination(seen.V, Q)
+    ((columns, wide, small, prepare),) = samples.combinations(seen.V, Q)
+    assert columns == slice(None)
     product = prepare(wide, 0, torch.float64).T @ small
     torch.testing.assert_close(product, H.T @ V @ Q, rtol=1e-6, atol=1e-4)
     torch.testing.assert_close(run(samples.coordinates(S, Q, Shard.whole(90))), G @ U)

@@ -7,7 +7,7 @@ and 2 D for the mean and the gradient. For that, every worker keeps a whole copy
 and has a part of the action beside it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from dome.distributed.resharding import Resharding
 from dome.distributed.workers import Workers
 from dome.numerics import passes
-from dome.numerics.products import Products, Rows, questions
+from dome.numerics.products import Combination, Products, Rows, questions
 from dome.numerics.shard import Shard
 from dome.numerics.together import Steps, Sum
 
@@ -106,12 +106,10 @@ class ActionSamples:
         rows = self._resharding.samples(self._rows, self._counts, self._scales)
         return (yield from Rows(rows).careful(shard))
 
-    def combination(
-        self, V: Tensor, X: Tensor
-    ) -> tuple[Tensor, Tensor, passes.Prepare]:
+    def combinations(self, V: Tensor, X: Tensor) -> Iterator[Combination]:
         """Hᵀ V X, of which Hᵀ V is here already."""
         del V
-        return self._action, X, passes.as_they_are
+        yield Combination(slice(None), self._action, X)
 
     def coordinates(self, S: Tensor, Q: Tensor | None, shard: Shard) -> Steps[Tensor]:
         """G U (B, K) with a U that has changed."""

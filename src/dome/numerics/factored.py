@@ -151,11 +151,10 @@ class Factored:
             X: Shape (K, K).
             factored: Whether U stays factored, which ``turn`` allows or not.
         """
-        wide, small, prepare = samples.combination(V, X)
-        if factored:
-            passes.recombine_(self._S, None, wide, small @ turn.inverse, prepare)
-        else:
-            passes.recombine_(self._S, turn.Q, wide, small, prepare)
+        P = None if factored else turn.Q
+        X = X @ turn.inverse if factored else X
+        for columns, wide, small, prepare in samples.combinations(V, X):
+            passes.recombine_(self._S[columns], P, wide, small, prepare)
         self._Q = turn.Q if factored else None
 
     def multiplied_out(self) -> Tensor:

@@ -125,6 +125,8 @@ def recombine_(
         X: Shape (B, K).
         prepare: What is done to a block of samples first.
     """
+    if P is None and G is None:
+        return
     dtype, K = compute_dtype(S.dtype), S.shape[1]
     copied = prepare is not as_they_are or (G is not None and G.dtype != dtype)
     width = K + len(G) if G is not None and copied else K

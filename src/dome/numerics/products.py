@@ -5,8 +5,9 @@ an update needs to know of D-dimensional things, in numbers that do not depend o
 float64; and the questions about them, each computed once.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -54,13 +55,41 @@ class Products:
         """‖H‖²_F, the total variance in the batch times B."""
         return self.squares.sum()
 
+    def plus(self, other: "Products") -> "Products":
+        """The same of samples that have the columns of both, before H Hᵀ V is known."""
+        return Products(
+            V=self.V + other.V,
+            m=self.m + other.m,
+            squares=self.squares + other.squares,
+            Hmu=self.Hmu + other.Hmu,
+            mu2=self.mu2 + other.mu2,
+            VHHV=self.VHHV,
+        )
+
+
+class Combination(NamedTuple):
+    """Some columns of Hᵀ V X as wideᵀ small; zero without.
+
+    Attributes:
+        columns: Which of the D.
+        wide: Shape (n, D).
+        small: Shape (n, K).
+        prepare: What is done to a block of ``wide`` first.
+    """
+
+    columns: slice
+    wide: Tensor | None = None
+    small: Tensor | None = None
+    prepare: Prepare = passes.as_they_are
+
 
 class Samples(Protocol):
     """A batch of samples as a tracker sees it: rows, or anything that acts like them.
 
     A tracker never looks inside. It asks for products with its basis, decides by small
     matrices, and adds the combination Hᵀ V X to its basis. Samples that know themselves
-    as factors (a layer's inputs and output gradients) can give both without rows.
+    as factors (a layer's inputs and output gradients) give both a layer at a time, see
+    ``dome.numerics.formed``.
     """
 
     def __len__(self) -> int:
@@ -75,8 +104,8 @@ class Samples(Protocol):
     def careful(self, shard: Shard) -> Steps["Samples"]:
         """The same samples, for products that lose fewer digits and take longer."""
 
-    def combination(self, V: Tensor, X: Tensor) -> tuple[Tensor, Tensor, Prepare]:
-        """Hᵀ V X as wideᵀ small: (n, D), (n, K), and how blocks are prepared."""
+    def combinations(self, V: Tensor, X: Tensor) -> Iterator[Combination]:
+        """Hᵀ V X, in pieces that together have every column once."""
 
     def coordinates(self, S: Tensor, Q: Tensor | None, shard: Shard) -> Steps[Tensor]:
         """G U, shape (B, K)."""
@@ -123,43 +152,47 @@ class Rows:
     def products(self, S: Tensor, Q: Tensor | None, shard: Shard) -> Steps[Products]:
         """Products with each other and with U = S Q: see ``Samples``."""
         pairwise = is_pairwise(S.shape[1], len(self))
-        seen, HH = yield from self._products(S, Q, shard, pairwise=pairwise)
+        seen, HH = yield from self.prepared_products(S, Q, shard, pairwise=pairwise)
         if HH is None:
-            HHV = yield from self._action(seen.V, compute_dtype(S.dtype), shard)
+            HHV = yield from self.action(seen.V, compute_dtype(S.dtype), shard)
         else:
             HHV = HH @ seen.V
-        return self._in_units(seen, HHV)
+        return in_units(seen, HHV, self.unit)
 
     def products_without_action(
         self, S: Tensor, Q: Tensor | None, shard: Shard
     ) -> Steps[Products]:
         """The same without H Hᵀ V and Vᵀ H Hᵀ V."""
-        seen, _ = yield from self._products(S, Q, shard, pairwise=False)
-        return self._in_units(seen, None)
+        seen, _ = yield from self.prepared_products(S, Q, shard, pairwise=False)
+        return in_units(seen, None, self.unit)
 
     def careful(self, shard: Shard) -> Steps["Rows"]:
         """The same samples, to be multiplied and centred first."""
+        largest = yield from self.largest(shard)
+        return Rows(self.rows, self.scale, power_for(largest, self.rows.dtype))
+
+    def largest(self, shard: Shard) -> Steps[Tensor]:
+        """The largest number in all rows, up to the number of workers."""
         largest = torch.zeros((), dtype=torch.float64, device=self.rows.device)
         if self.rows.numel():
             largest = torch.linalg.vector_norm(self.rows, torch.inf).double()
         # A sum over workers is no less than the maximum, and at most P times that.
         (largest,) = yield Sum(shard.total, (largest,))
-        # Exponents that the precision of the rows has, and that of the basis at least.
-        most = 1022 if self.rows.dtype == torch.float64 else 126
-        exponent = torch.frexp(largest)[1].clamp(-most, most)
-        power = torch.ldexp(torch.ones_like(largest), -exponent)
-        return Rows(self.rows, self.scale, power)
+        return largest
 
     def questions(self, seen: Products) -> tuple[Tensor, Tensor, Tensor]:
         """Is it finite; is it constant up to rounding; does it want more care?"""
         finite, constant, care = questions(seen, self.rows.dtype, self.scale)
         return finite, constant, care if self.power is None else torch.zeros_like(care)
 
-    def combination(self, V: Tensor, X: Tensor) -> tuple[Tensor, Tensor, Prepare]:
+    def combinations(self, V: Tensor, X: Tensor) -> Iterator[Combination]:
         """Hᵀ V X: see ``Samples``. V sums to zero over b, so that Gᵀ V = Hᵀ V."""
-        plain = self.power is None
-        prepare = passes.as_they_are if plain else self.centered
-        return self.rows, self.unit * (V @ X), prepare
+        small = self.unit * (V @ X)
+        yield Combination(slice(None), self.rows, small, self._prepare)
+
+    @property
+    def _prepare(self) -> Prepare:
+        return passes.as_they_are if self.power is None else self.centered
 
     def coordinates(self, S: Tensor, Q: Tensor | None, shard: Shard) -> Steps[Tensor]:
         """G U, shape (B, K)."""
@@ -190,7 +223,7 @@ class Rows:
         correction, inner = yield Sum(shard.total, (correction, inner))
         return correction * self.unit, inner * self.unit**2
 
-    def _products(
+    def prepared_products(
         self, S: Tensor, Q: Tensor | None, shard: Shard, *, pairwise: bool
     ) -> Steps[tuple[Products, Tensor | None]]:
         """Products of the prepared rows, and their H Hᵀ if it is asked for."""
@@ -199,30 +232,55 @@ class Rows:
             form = _center_then_products
         return form(S, Q, self, shard, pairwise)
 
-    def _action(self, V: Tensor, dtype: torch.dtype, shard: Shard) -> Steps[Tensor]:
-        """H Hᵀ V of the prepared rows, Hᵀ V a block at a time, shape (B, K)."""
+    def action(
+        self, V: Tensor, dtype: torch.dtype, shard: Shard, out: Tensor | None = None
+    ) -> Steps[Tensor]:
+        """H Hᵀ V of the prepared rows, Hᵀ V a block at a time, shape (B, K).
+
+        Args:
+            V: Shape (B, K).
+            dtype: What is computed in.
+            shard: Where other workers' columns are.
+            out: Takes Vᵀ H, shape (K, D), if that is wanted.
+        """
         total, small = torch.zeros_like(V), V.to(dtype)
-        prepare = passes.as_they_are if self.power is None else self.centered
         for rows in passes.row_blocks(self.rows.T, sum(V.shape)):
-            block = prepare(self.rows[:, rows], 0, dtype)
-            total += passes.sum_of_pieces(block, block.T @ small)
+            block = self._prepare(self.rows[:, rows], 0, dtype)
+            HtV = block.T @ small
+            total += passes.sum_of_pieces(block, HtV)
+            if out is not None:
+                out[:, rows] = HtV.T
         (total,) = yield Sum(shard.total, (total,))
         return total - total.mean(dim=0)
 
-    def _in_units(self, seen: Products, HHV: Tensor | None) -> Products:
-        """Products of the samples from those of the prepared rows."""
-        unit = self.unit
-        V = unit * seen.V
-        HHV = None if HHV is None else unit**3 * HHV
-        return Products(
-            V=V,
-            m=unit * seen.m,
-            squares=unit**2 * seen.squares,
-            Hmu=unit**2 * seen.Hmu,
-            mu2=unit**2 * seen.mu2,
-            VHHV=seen.VHHV if HHV is None else V.T @ HHV,
-            HHV=HHV,
-        )
+
+def in_units(seen: Products, HHV: Tensor | None, unit: Tensor | float) -> Products:
+    """Products of samples from those of prepared rows, which are ``unit`` times less.
+
+    Args:
+        seen: Products of the prepared rows.
+        HHV: Their H Hᵀ V, if it is known.
+        unit: What turns rows into samples.
+    """
+    V = unit * seen.V
+    HHV = None if HHV is None else unit**3 * HHV
+    return Products(
+        V=V,
+        m=unit * seen.m,
+        squares=unit**2 * seen.squares,
+        Hmu=unit**2 * seen.Hmu,
+        mu2=unit**2 * seen.mu2,
+        VHHV=seen.VHHV if HHV is None else V.T @ HHV,
+        HHV=HHV,
+    )
+
+
+def power_for(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """A power of two that brings samples of a type to about one."""
+    # Exponents that the precision of the rows has, and that of the basis at least.
+    most = 1022 if dtype == torch.float64 else 126
+    exponent = torch.frexp(largest)[1].clamp(-most, most)
+    return torch.ldexp(torch.ones_like(largest), -exponent)
 
 
 def questions(

@@ -267,10 +267,20 @@ class Patches:
         return self._convolved(self.x.square().sum(1, keepdim=True), ones)[:, :, 0]
 
     def written_out(self) -> Tensor:
-        """X itself, shape (B, T, size): the unfolded image."""
-        return self.times(
-            torch.eye(self.size, dtype=self.x.dtype, device=self.x.device)
+        """X itself, shape (B, T, size), positions last in memory."""
+        around = [p for pad in reversed(self.padding) for p in (pad, pad)]
+        x = F.pad(self.x, around)
+        steps = x.stride()[2:]
+        # A window for each position, of which all but the ends overlap.
+        windows = x.as_strided(
+            (*x.shape[:2], *self.kernel, *self.places),
+            (
+                *x.stride()[:2],
+                *(s * gap for s, gap in zip(steps, self.dilation, strict=True)),
+                *(s * step for s, step in zip(steps, self.stride, strict=True)),
+            ),
         )
+        return windows.reshape(len(x), self.size, -1).mT
 
     def _convolved(self, x: Tensor, kernels: Tensor) -> Tensor:
         convolution = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel) - 1]

@@ -8,15 +8,19 @@ from dome.samples.protocol import SampleSource
 from dome.samples.sources.microbatch import MicroBatch
 from dome.samples.sources.opacus import OpacusSamples, carries_grad_sample
 from dome.samples.sources.per_sample import PerSample
+from dome.samples.store.factors import Choose, for_directions, if_smaller
 from dome.samples.store.streamed import Use
 from dome.samples.tracing.refuse import check_one_process
 
 __all__ = [
+    "Choose",
     "MicroBatch",
     "OpacusSamples",
     "PerSample",
     "SampleSource",
     "Use",
+    "for_directions",
+    "if_smaller",
     "per_sample_gradients",
     "source_for",
 ]
@@ -32,7 +36,7 @@ def source_for(
     batch_dim: int | None = None,
     allow_mixing: bool = False,
     ignore_penalty: bool = False,
-    direction_rank: int | None = None,
+    choose: Choose | None = None,
     use: Use | None = None,
 ) -> SampleSource:
     """The source of samples by its name; a model under Opacus' hooks is recognised.
@@ -44,14 +48,13 @@ def source_for(
         batch_dim: The dimension of the input that enumerates the samples, if not 0.
         allow_mixing: Let tracked parameters meet samples that were mixed.
         ignore_penalty: Do not ask whether samples account for all of the gradient.
-        direction_rank: Keep per-sample gradients as products, for directions of this
-            rank.
+        choose: Which per-sample gradients are kept as products.
         use: Give the rows of each layer to this while backward() runs, and drop them.
     """
     if kind not in KINDS:
         raise ValueError(f"samples must be one of {KINDS}, got {kind!r}")
     check_one_process(model)
-    if use is not None and carries_grad_sample(model):
+    if (use or choose is if_smaller) and carries_grad_sample(model):
         raise ValueError(
             "stream=True takes samples from dome's own capture, and this model has "
             "Opacus' grad_sample: leave stream out, or take the model out of Opacus"
@@ -66,6 +69,6 @@ def source_for(
         batch_dim=batch_dim,
         allow_mixing=allow_mixing,
         ignore_penalty=ignore_penalty,
-        direction_rank=direction_rank,
+        choose=choose,
         use=use,
     )

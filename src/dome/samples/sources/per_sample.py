@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dome.numerics.factors import FactorBatch
 from dome.parameters import Layout
 from dome.samples.sources.capture import capture_of
+from dome.samples.store.factors import Choose
 from dome.samples.store.rows import Rows
 from dome.samples.store.streamed import StreamedRows, Use
 from dome.samples.tracing.refuse import check_capturable
@@ -38,7 +39,7 @@ class PerSample:
             loss, as differential privacy must.
         ignore_penalty: Let the loss have terms that are no sample's and that cannot
             be recognised, as an L2 or L1 penalty on the weights is.
-        direction_rank: Keep what rows are products of, for directions of this rank.
+        choose: Which samples are kept as what rows are products of.
         use: Give the rows of each layer to this while backward() runs, and drop them.
     """
 
@@ -51,15 +52,13 @@ class PerSample:
         allow_mixing: bool = False,
         strict: bool = False,
         ignore_penalty: bool = False,
-        direction_rank: int | None = None,
+        choose: Choose | None = None,
         use: Use | None = None,
     ) -> None:
         check_capturable(model)
         self.rows: Rows | StreamedRows
         if use is None:
-            self.rows = Rows(
-                layout, ignore_penalty=ignore_penalty, direction_rank=direction_rank
-            )
+            self.rows = Rows(layout, ignore_penalty=ignore_penalty, choose=choose)
         else:
             self.rows = StreamedRows(layout, use, ignore_penalty=ignore_penalty)
         self._capture = capture_of(model, batch_dim)

@@ -6,8 +6,9 @@ norms, weights that are made of other weights) and of small weights that meet so
 positions of a sample that rows are the faster of the two.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -17,6 +18,19 @@ from dome.numerics.thin import SMALL_WEIGHT, is_thin
 from dome.parameters import Slot
 from dome.samples.store.wanted import Pass
 from dome.torch_private import version_of
+
+# Whether samples of a parameter of this shape are kept as this product.
+Choose = Callable[[Sequence[int], Product], bool]
+
+
+def for_directions(rank: int) -> Choose:
+    """Products that directions of a rank are best multiplied with as they are."""
+    return lambda shape, product: is_thin(shape, rank) and not as_rows(product, rank)
+
+
+def if_smaller(shape: Sequence[int], product: Product) -> bool:
+    """Products that take less room than the rows that they are formed to in time."""
+    return product.num_numbers < len(product) * prod(shape)
 
 
 def as_rows(product: Product, rank: int) -> bool:
@@ -37,7 +51,7 @@ class FactorGroup:
         task: The backward pass.
         dtype: Of rows.
         device: Where they are.
-        rank: Of the directions that samples are for.
+        choose: Which samples are kept as products.
         spare: Buffers of former steps, by the first column of a parameter.
     """
 
@@ -47,14 +61,14 @@ class FactorGroup:
         task: int,
         dtype: torch.dtype,
         device: torch.device,
-        rank: int,
+        choose: Choose,
         spare: dict[int, Tensor],
     ) -> None:
         self.num_rows = num_rows
         self.task = task
         self.written: set[int] = set()
         self.passes: set[Pass] = set()
-        self._dtype, self._device, self._rank = dtype, device, rank
+        self._dtype, self._device, self._choose = dtype, device, choose
         self._spare = spare
         self._rows: dict[int, _Kept] = {}
         self._products: dict[int, list[Product]] = {}
@@ -77,8 +91,8 @@ class FactorGroup:
         return found.rows if zero and found.buffer is not None else None
 
     def keep(self, slot: Slot, product: Product) -> bool:
-        """Take samples as a product, if that is cheaper; else rows are to be made."""
-        if not is_thin(slot.shape, self._rank) or as_rows(product, self._rank):
+        """Take samples as a product, if that is chosen; else rows are to be made."""
+        if not self._choose(slot.shape, product):
             return False
         self._products.setdefault(slot.start, []).append(product)
         self._note(slot, product.dtype)
@@ -134,8 +148,8 @@ class FactorGroup:
             raise RuntimeError(
                 f"the inputs of {slot.name!r}, or its output gradients, were written "
                 f"to in place between backward() and the step, where direction_rank "
-                f"needs them: give the model a new tensor instead of writing the next "
-                f"batch into the old one"
+                f"and stream need them: give the model a new tensor instead of "
+                f"writing the next batch into the old one"
             )
         grads: list[Tensor | Product] = list(products)
         if found is not None:

@@ -21,7 +21,7 @@ from dome.numerics.factors import FactorBatch, Product
 from dome.parameters import Layout
 from dome.samples.store.audit import Audit, Entry, entry
 from dome.samples.store.backward import Reach, current_backward
-from dome.samples.store.factors import FactorGroup, batch_of
+from dome.samples.store.factors import Choose, FactorGroup, batch_of
 from dome.samples.store.gradients import Gradients, came_without_samples
 from dome.samples.store.group import AnyGroup, Group, by_samples
 from dome.samples.store.reading import read
@@ -37,8 +37,8 @@ class Rows:
         layout: The parameters, and which columns are whose.
         functional: Rows are wanted of autograd.grad(), which leaves .grad alone.
         ignore_penalty: Do not ask whether rows account for all of the gradient.
-        direction_rank: Keep what rows are products of instead, for directions of this
-            rank; then ``take_factors`` takes the place of ``take``.
+        choose: Which samples are kept as what rows are products of; then
+            ``take_factors`` takes the place of ``take``.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class Rows:
         *,
         functional: bool = False,
         ignore_penalty: bool = False,
-        direction_rank: int | None = None,
+        choose: Choose | None = None,
     ) -> None:
         self.layout = layout
-        self._direction_rank = direction_rank
+        self._choose = choose
         self.active = True
         self._least = Reach.COMPUTES if functional else Reach.FILLS
         self._forward_seen = self._empty_seen = False
@@ -97,7 +97,7 @@ class Rows:
 
     def keep(self, source: Pass, p: nn.Parameter, product: Product) -> bool:
         """Whether samples of the running backward pass are taken as a product."""
-        if self._direction_rank is None:
+        if self._choose is None:
             return False
         return self._group(source).keep(self.layout.slot_of[id(p)], product)
 
@@ -249,10 +249,10 @@ class Rows:
         dtype = like.dtype
         for p in self.layout.parameters:
             dtype = torch.promote_types(dtype, p.dtype)
-        if self._direction_rank is None:
+        if self._choose is None:
             return Group(self._buffer(batch, dtype, like), batch, task)
-        rank, spare = self._direction_rank, self._spare_rows
-        return FactorGroup(batch, task, dtype, like.device, rank, spare)
+        choose, spare = self._choose, self._spare_rows
+        return FactorGroup(batch, task, dtype, like.device, choose, spare)
 
     def _buffer(self, batch: int, dtype: torch.dtype, like: Tensor) -> Tensor:
         for i, spare in enumerate(self._spare):
