@@ -58,6 +58,8 @@ ROWS = (
         (SAMPLES, TRAINERS),
         ("checkpointing", "inside_a_checkpoint", "into_a_checkpoint"),
     ),
+    Row("`direction_rank`", ("tests/test_direction_rank.py",)),
+    Row("`stream=True`", ("tests/test_stream*.py",)),
     Row("`torch.compile`", (SAMPLES, TRAINERS), ("compile",)),
     Row("autocast to bfloat16", (SAMPLES, TRAINERS), ("autocast",)),
     Row(
