@@ -72,6 +72,7 @@ __all__ = [
     "tree_unflatten",
     "unflattened",
     "version_of",
+    "versions_of",
     "when_backward_ends",
     "will_run",
 ]
@@ -113,16 +114,21 @@ def when_backward_ends(call: Callable[[], None]) -> None:
     _needed(engine, "queue_callback")(call)
 
 
-def version_of(t: Tensor) -> int:
-    """How often a tensor was written to in place; 0 under inference_mode."""
+def versions_of(tensors: Sequence[Tensor | None]) -> list[int]:
+    """How often each was written to in place; 0 under inference_mode, -1 for None."""
     # In every torch 2 and in its notes on autograd, but without a public name. What is
     # made under inference_mode has none.
-    if t.is_inference():
-        return 0
     try:
-        return t._version
+        return [
+            -1 if t is None else 0 if t.is_inference() else t._version for t in tensors
+        ]
     except AttributeError as error:
         raise RuntimeError(_lacks("Tensor._version")) from error
+
+
+def version_of(t: Tensor) -> int:
+    """The same of one tensor."""
+    return versions_of([t])[0]
 
 
 def base_of(t: Tensor) -> Tensor | None:
@@ -224,17 +230,19 @@ def raising_if_differentiated(
 
 def not_a_view(t: Tensor) -> Tensor:
     """The same memory as a tensor that autograd does not know as a view."""
-    # What torch's own matmul returns: 2.6 to 2.15; a copy is the way without it, and
-    # where a mode may have kept the product (selective checkpointing does), which a
-    # later operation in place would change behind its back.
-    plain = getattr(torch.ops.aten, "_unsafe_view", None)
-    num_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+    # 2.6 to 2.15; a copy is the way without it, and where a mode may have kept the
+    # product (selective checkpointing does), which a later operation in place would
+    # change behind its back.
     if not t._is_view():
         return t
-    if plain is None or num_modes is None or num_modes():
+    if _num_dispatch_modes is None or _num_dispatch_modes():
         return t.clone()
-    same: Tensor = plain(t, t.shape)
-    return same
+    return t.detach()
+
+
+_num_dispatch_modes: Callable[[], int] | None = getattr(
+    torch._C, "_len_torch_dispatch_stack", None
+)
 
 
 def schema_arguments(name: str) -> list[list[tuple[str, str, Any]]]:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from dome.distributed.placement import Placement, chunk_length
 from dome.distributed.workers import Workers
 from dome.parameters import Layout
-from dome.samples.store.backward import current_backward
 from dome.samples.store.gradients import Gradients
-from dome.torch_private import when_backward_ends
+from dome.torch_private import current_graph_task, when_backward_ends
 
 
 class WorkerRows:
@@ -97,9 +96,9 @@ class WorkerRows:
 
     def _begin_pass(self) -> None:
         """Make room for the rows of a backward pass that has just begun."""
-        if self._backward == current_backward() and self._num_passes:
+        if self._backward == current_graph_task() and self._num_passes:
             return
-        self._backward = current_backward()
+        self._backward = current_graph_task()
         if self._num_passes and self._was_zeroed():
             self._first_kept = self._num_passes
         size = self._size

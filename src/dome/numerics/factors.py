@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dome.numerics.sides import OneHot, Side
-from dome.torch_private import version_of
+from dome.torch_private import versions_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,10 @@ class Product:
 
     left: Side
     right: Side
-    _versions: tuple[int, ...] = field(init=False, repr=False)
+    _versions: list[int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        versions = tuple(version_of(t) for t in self._tensors)
+        versions = versions_of(self._tensors)
         object.__setattr__(self, "_versions", versions)
 
     def __len__(self) -> int:
@@ -56,8 +56,7 @@ class Product:
     @property
     def is_unchanged(self) -> bool:
         """Whether nobody wrote to the tensors that are held."""
-        versions = tuple(version_of(t) for t in self._tensors)
-        return versions == self._versions
+        return versions_of(self._tensors) == self._versions
 
     def rows(self, room: Tensor | None = None) -> Tensor:
         """G, multiplied out after all, shape (B, n, m); in ``room`` if that is given.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dome.parameters import Layout
 from dome.samples.sources.capture import capture_paused
-from dome.samples.tracing.nested import Value, tensors, unpacked
+from dome.samples.tracing.nested import Value, all_tensors
 
 Inputs = Tensor | tuple[Value, ...] | list[Value] | Mapping[str, Value]
 
@@ -36,7 +36,7 @@ class Call:
         named = dict(x) if isinstance(x, Mapping) else {}
         args = () if isinstance(x, Mapping) else (x,) if isinstance(x, Tensor) else x
         kwargs = {**named, **more}
-        first = next(tensors(unpacked((args, kwargs))), None)
+        first = next(iter(all_tensors((args, kwargs))), None)
         if first is None or not first.ndim:
             raise ValueError(
                 "the inputs have no tensor whose first dimension is samples"
@@ -89,13 +89,13 @@ def shares(
         with torch.no_grad():
             found = batch.run(model)
         results = rebuilt(found, _as_leaf)
-        leaves = [t for t in tensors(unpacked(results)) if t.requires_grad]
+        leaves = [t for t in all_tensors(results) if t.requires_grad]
         loss = loss_fn(results) if y is None else loss_fn(results, y)
         deltas = torch.autograd.grad(loss, leaves, allow_unused=True)
         rows = []
         for b in range(batch.num_samples):
             own = rebuilt(batch.one(b).run(model), lambda t: t)
-            alone = [t for t in tensors(unpacked(own)) if t.is_floating_point()]
+            alone = [t for t in all_tensors(own) if t.is_floating_point()]
             total = torch.zeros((), device=layout.device)
             for t, delta in zip(alone, deltas, strict=True):
                 if delta is not None:

@@ -19,8 +19,9 @@ from dome.privacy.accounting import Budget
 from dome.privacy.digests import digest, sample_digests
 from dome.privacy.errors import PrivacyError
 from dome.privacy.guards.marks import WHOLE, Marks, marked
-from dome.samples.store.backward import Leaves, Reach, current_backward
-from dome.samples.tracing.nested import tensors, unpacked
+from dome.samples.store.wanted import Leaves, Reach
+from dome.samples.tracing.nested import all_tensors
+from dome.torch_private import current_graph_task
 
 
 class Forward:
@@ -44,7 +45,7 @@ class Forward:
     ) -> None:
         self.inputs = args, kwargs
         self.passes: dict[int, set[int]] = {}
-        first = next(tensors(unpacked((args, kwargs))), torch.zeros(0))
+        first = next(iter(all_tensors((args, kwargs))), torch.zeros(0))
         self.dtype, self.whole = first.dtype, [digest(first)]
         self.samples = [0][:0]
         if first.ndim > batch_dim:
@@ -66,7 +67,7 @@ class Drawn:
 
     def __init__(self, marks: Marks, batch: object) -> None:
         self.size, self._marks = marks.size, marks
-        self._tensors = list(tensors(unpacked(batch)))
+        self._tensors = all_tensors(batch)
 
     def is_all_of(self, used: list[Forward]) -> bool:
         """Whether these calls together had all of the samples, each of them once.
@@ -186,7 +187,7 @@ class BatchGuard:
 
     def follow(self, call: Forward, output: object) -> None:
         """Notice the backward passes that come through what a call returned."""
-        for number, t in enumerate(tensors(unpacked(output))):
+        for number, t in enumerate(all_tensors(output)):
             if t.grad_fn is not None:
                 t.register_hook(partial(self._reach, call, number))
 
@@ -194,7 +195,7 @@ class BatchGuard:
         trained = (p for p in self._parameters if p.requires_grad)
         # autograd.grad() leaves ``.grad`` alone.
         if any(self._leaves.reach(p) is Reach.FILLS for p in trained):
-            call.passes.setdefault(current_backward(), set()).add(number)
+            call.passes.setdefault(current_graph_task(), set()).add(number)
 
     def waiting(self) -> Drawn:
         """The batch of this step; it stays until ``done``."""

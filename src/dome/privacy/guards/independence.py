@@ -21,7 +21,7 @@ from dome.privacy.guards.inputs import Inputs, Value, sample_dim
 from dome.privacy.refuse import is_short
 from dome.samples.sources.capture import Capture, capture_paused
 from dome.samples.store.rows import Rows
-from dome.samples.tracing.nested import tensors, unpacked
+from dome.samples.tracing.nested import all_tensors, tensors
 from dome.torch_private import TorchDispatchMode
 
 MOST = 8  # samples that are looked at, so that large models have room for it
@@ -170,7 +170,7 @@ class Rerun:
     @torch.enable_grad()
     def _probe(self, out: Value, size: int) -> Tensor | None:
         terms: list[Tensor] = []
-        for number, t in enumerate(tensors(unpacked(out))):
+        for number, t in enumerate(all_tensors(out)):
             dim = sample_dim(t, size, self._batch_dim)
             counts = number in self._wanted and t.requires_grad
             if not counts or (dim is not None) != self._per_sample:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dome.privacy.errors import PrivacyError
-from dome.samples.tracing.nested import tensors, unpacked
+from dome.samples.tracing.nested import all_tensors
 from dome.torch_private import tree_flatten, tree_map_only
 
 # A tensor, a number, a container of them: torch types it no closer.
@@ -27,7 +27,7 @@ class Inputs:
         self._value, self._batch_dim = value, batch_dim
         leaves = tree_flatten(self._value)[0]
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if len(found) != len(list(tensors(unpacked(self._value)))):
+        if len(found) != len(all_tensors(self._value)):
             raise PrivacyError(
                 "the model's input hides tensors in an object of its own, so that its "
                 "samples cannot be taken apart to test whether the model mixes them: "

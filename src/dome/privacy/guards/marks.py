@@ -6,7 +6,7 @@ from torch import Tensor
 
 from dome.privacy.digests import digest, sample_digests
 from dome.privacy.errors import PrivacyError
-from dome.samples.tracing.nested import tensors, unpacked
+from dome.samples.tracing.nested import all_tensors
 
 WHOLE = -1  # in the place of a dimension
 
@@ -26,7 +26,7 @@ class Marks:
 
 def marks_of(size: int, batch: object) -> Marks:
     """The marks of a batch of so many samples."""
-    found = list(tensors(unpacked(batch)))
+    found = all_tensors(batch)
     if not found:
         raise PrivacyError(
             f"a batch of the loader has no tensors ({type(batch).__name__}), so "

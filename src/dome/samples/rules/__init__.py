@@ -1,7 +1,8 @@
 """One rule for each operation in which samples meet a parameter, in one table.
 
 A rule is called as ``rule(trace, call, *args, **kwargs)`` with the operation's own
-arguments and returns the operation's own result.
+arguments and returns the operation's own result. An operation that has none is run for
+each sample by vmap: ``fallback``.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,6 +30,8 @@ from dome.samples.tracing.flow import BROADCASTING
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.step import operations
 from dome.torch_private import fused
+
+__all__ = ["ALWAYS", "LIKE", "PASSIVE", "QUESTIONS", "RULES", "fallback"]
 
 Rule = Callable[..., Value]
 
@@ -110,8 +113,3 @@ QUESTIONS = frozenset(
         *_getters("is_leaf", "grad_fn", "is_nested", "is_cuda", "is_sparse"),
     ]
 )
-
-
-def rule_for(func: Callable[..., Value]) -> Rule:
-    """The rule of an operation; one that has none is run for each sample by vmap."""
-    return RULES.get(func, fallback)

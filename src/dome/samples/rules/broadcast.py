@@ -23,7 +23,7 @@ from dome.torch_private import tree_map_only
 
 def broadcast(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
     """Add, multiply, where, ...: anything that broadcasts its arguments."""
-    if are_totals(trace, call):
+    if are_totals(call):
         return call.func(*args, **kwargs)
     x, place = _leading(trace, call)
     args, kwargs = tree_map_only(
@@ -151,7 +151,7 @@ def spread_copies(trace: Trace, t: Tensor, axis: Axis, size: int) -> Tensor | No
 
 def _leading(trace: Trace, call: Call) -> tuple[Tensor, Place]:
     """The argument whose samples the parameters are lined up with."""
-    known = trace.leading(call.batched)
+    known = call.known()
     if known:
         return known[0]
     shape = tuple(call.batched[0].shape)

@@ -16,7 +16,7 @@ from torch.autograd import Function
 from dome.numerics.sides import Maps, Patches
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import chunks, product
-from dome.samples.rules.site import Site
+from dome.samples.store.sink import Site
 from dome.samples.tracing.admission import settled
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call, Place
@@ -195,12 +195,12 @@ def _weight_gradient(
 ) -> Tensor:
     """Store the weight gradient of each sample, return their sum."""
     whole = site.axis.is_whole(x)
-    kept = site.weight is not None and whole and geometry.groups == 1
-    if kept and site.weight is not None:
-        kept = site.weight.keep(*_sides(delta, x, weight, geometry))
-    if site.weight is None or kept:
+    sink, kept = site.weight, False
+    if sink is not None and sink.keeps_products and whole and geometry.groups == 1:
+        kept = sink.keep(*_sides(delta, x, weight, geometry))
+    if sink is None or kept:
         return geometry.backward(delta, x, weight, [False, True, False])[1]
-    room = site.weight.room(delta.dtype) if whole else None
+    room = sink.room(delta.dtype) if whole else None
     rows = delta.new_empty((len(x), *weight.shape)) if room is None else room
     unfold = _cheaper_unfolded(delta, x, weight, geometry)
     write = _write_unfolded if unfold else _write_grouped
@@ -214,7 +214,7 @@ def _weight_gradient(
         some = some_rows.sum(0)
         total = some if total is None else total.add_(some)
     if room is None:
-        site.weight.put(site.axis.fold(rows))
+        sink.put(site.axis.fold(rows))
     return weight.new_zeros(weight.shape) if total is None else total
 
 

@@ -8,7 +8,7 @@ from torch.autograd import Function
 from dome.numerics.sides import OneHot, Vectors
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.function import Context, apply, first_order
-from dome.samples.rules.site import Site
+from dome.samples.store.sink import Site
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call
@@ -164,7 +164,8 @@ def _scatter(
         delta = delta.masked_fill((indices == padding)[..., None], 0)
     values = site.axis.samples_first(delta)
     words = site.axis.samples_first(indices[..., None])
-    if sink.keep(OneHot(words[..., 0], shape[0]), Vectors(values)):
+    factors = OneHot(words[..., 0], shape[0]), Vectors(values)
+    if sink.keeps_products and sink.keep(*factors):
         return
     rows = words.expand_as(values)
     room = sink.room(values.dtype, zero=True)

@@ -151,7 +151,7 @@ def _autocast_type(
         return None
     with torch.no_grad():
         pairs = zip(stacks, places, strict=True)
-        return next(tensors(run(*(t.select(place, 0) for t, place in pairs)))).dtype
+        return tensors(run(*(t.select(place, 0) for t, place in pairs)))[0].dtype
 
 
 def _cast(value: Value, dtype: torch.dtype | None) -> Value:

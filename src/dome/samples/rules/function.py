@@ -1,6 +1,7 @@
 """How a rule writes an autograd function: the types torch leaves open."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -15,6 +16,8 @@ from dome.torch_private import follows_several, raising_if_differentiated
 Context = Any
 
 _Backward = TypeVar("_Backward", bound=Callable[..., Value])
+
+_nothing = nullcontext()
 
 _TWICE = (
     "dome captures first derivatives only, and the gradient of a captured forward pass "
@@ -33,8 +36,10 @@ def first_order(backward: _Backward) -> _Backward:
 
     @wraps(backward)
     def run(ctx: Context, *grads: Value) -> Value:
+        # Off, unless the user asked for a graph of the gradients (create_graph).
+        again = torch.is_grad_enabled()
         try:
-            with torch.no_grad():
+            with torch.no_grad() if again else _nothing:
                 results = backward(ctx, *grads)
         except RuntimeError as error:
             if any(map(follows_several, grads)):
@@ -45,7 +50,7 @@ def first_order(backward: _Backward) -> _Backward:
                     "forward pass included, inside `with grad_filter.paused():`"
                 ) from error
             raise
-        if not torch.is_grad_enabled():
+        if not again:
             return results
         known = (*ctx.saved_tensors, *grads)
         sources = [t for t in known if isinstance(t, Tensor) and t.requires_grad]

@@ -12,7 +12,7 @@ from torch.autograd import Function
 
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import product
-from dome.samples.rules.site import Site
+from dome.samples.store.sink import Site
 from dome.samples.tracing.admission import settled
 from dome.samples.tracing.labels import NOBODY, Labels
 from dome.samples.tracing.nested import Value

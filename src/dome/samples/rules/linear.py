@@ -10,7 +10,7 @@ from dome.samples.rules.broadcast import broadcast
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import product
-from dome.samples.rules.site import Site
+from dome.samples.store.sink import Site
 from dome.samples.tracing.admission import settled
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.origins import Call, Place
@@ -67,7 +67,7 @@ def matmul(trace: Trace, call: Call, input: Tensor, other: Tensor) -> Tensor:  #
 
 def _mark_stack(trace: Trace, call: Call, out: Tensor) -> None:
     """A product of stacks holds its samples where the leading stack does."""
-    x, place = trace.leading(call.batched)[0]
+    x, place = call.known()[0]
     if isinstance(place, Axis):
         trace.mark_axis(out, place.moved(out.ndim - x.ndim + place.dim))
 
@@ -147,12 +147,13 @@ class _Linear(Function):
 
 def weight_gradient(site: Site, d: Tensor, a: Tensor) -> Tensor:
     """Store d[b]ᵀ a[b] of d (B, T, out) and a (B, T, in); their sum over b."""
-    kept = site.weight is not None and site.weight.keep(Vectors(d), Vectors(a))
-    if site.weight is not None and not kept:
-        room = site.weight.room(d.dtype)
-        grads = product(d.mT, a, room)
-        if room is None:
-            site.weight.put(grads)
-        if d.shape[1] > _FEW_POSITIONS:
-            return grads.sum(0)
+    sink = site.weight
+    if sink is None or (sink.keeps_products and sink.keep(Vectors(d), Vectors(a))):
+        return d.flatten(0, 1).T @ a.flatten(0, 1)
+    room = sink.room(d.dtype)
+    grads = product(d.mT, a, room)
+    if room is None:
+        sink.put(grads)
+    if d.shape[1] > _FEW_POSITIONS:
+        return grads.sum(0)
     return d.flatten(0, 1).T @ a.flatten(0, 1)

@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 from dome.samples.rules.broadcast import scale_and_shift
 from dome.samples.rules.function import Context, apply, first_order
-from dome.samples.rules.site import Site
+from dome.samples.store.sink import Site
 from dome.samples.tracing.admission import settled
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call

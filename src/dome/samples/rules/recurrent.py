@@ -25,7 +25,7 @@ from dome.samples.rules.cell import (
 )
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.linear import linear_along, weight_gradient
-from dome.samples.rules.site import Site
+from dome.samples.store.sink import Site
 from dome.samples.tracing.admission import settled
 from dome.samples.tracing.labels import Labels
 from dome.samples.tracing.nested import Value

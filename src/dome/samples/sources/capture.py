@@ -10,9 +10,8 @@ to whoever wants them. Each taker arms itself, takes and forgets by itself.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
 
 import torch
 from torch import nn
@@ -21,9 +20,8 @@ from torch.utils.hooks import RemovableHandle
 from dome.samples.sources.mode import CaptureMode
 from dome.samples.sources.recompute import note_call
 from dome.samples.store.wanted import Taker, Wanted
-from dome.samples.tracing.graphs import graphs_in
-from dome.samples.tracing.nested import Value, tensors, unpacked
-from dome.samples.tracing.packed import packed_in
+from dome.samples.tracing.inputs import inputs_of
+from dome.samples.tracing.nested import Value
 from dome.samples.tracing.refuse import reentrant
 from dome.torch_private import (
     checkpoint_frame,
@@ -46,6 +44,8 @@ class Capture:
         self.batch_dim = batch_dim
         self._model = weakref.ref(model)
         self._mode = CaptureMode(model)
+        bags = [m for m in model.modules() if isinstance(m, nn.EmbeddingBag)]
+        self._last_offset = bags[0].include_last_offset if bags else None
         self._takers: list[Taker] = []
         self._wanted: Wanted | None = None
         self._allowing: set[int] = set()
@@ -144,33 +144,20 @@ class Capture:
         stop_compiling()
         if inside_transform():
             return  # what torch.func differentiates leaves .grad alone
-        begin, num_samples = self._beginning(model, args, kwargs)
-        for taker in () if again else wanted.takers:
-            taker.begin(num_samples)
-        if not num_samples:
+        inputs = inputs_of(model, args, kwargs, self.batch_dim, self._last_offset)
+        takers = wanted.takers
+        for taker in () if again else takers:
+            taker.begin(inputs.num_samples)
+        if not inputs.num_samples:
             return
-        self._mode.allow_mixing = all(id(t) in self._allowing for t in wanted.takers)
-        self._mode.around, self._mode.trace.again = checkpoint_frame(), again
-        self._mode.trace.strict = any(id(t) in self._strict for t in wanted.takers)
-        begin(wanted)
-        self._stack.callback(self._mode.end)
-        self._stack.enter_context(self._mode)
+        ids, mode = {id(taker) for taker in takers}, self._mode
+        mode.allow_mixing = ids <= self._allowing
+        mode.around, mode.trace.again = checkpoint_frame(), again
+        mode.trace.strict = not ids.isdisjoint(self._strict)
+        mode.trace.begin(inputs, wanted)
+        self._stack.callback(mode.trace.end)
+        self._stack.enter_context(mode)
         self._watching = True
-
-    def _beginning(
-        self, model: nn.Module, args: Value, kwargs: Value
-    ) -> tuple[Callable[[Wanted], None], int]:
-        """How the mode is told where these inputs hold samples, and how many."""
-        mode, inputs = self._mode, list(tensors(unpacked((args, kwargs))))
-        graphs = graphs_in(model, args, kwargs)
-        if graphs is not None:
-            return partial(mode.begin_graphs, graphs), graphs.num_graphs
-        packed = packed_in((args, kwargs))
-        if packed is not None:
-            num = int(packed.batch_sizes[0])
-            return partial(mode.begin_packed, packed, inputs), num
-        num = mode.num_samples(inputs, self.batch_dim)
-        return partial(mode.begin, inputs, num, self.batch_dim), num
 
     def _leave(
         self, _: object = None, __: object = None, output: object = None
@@ -183,7 +170,7 @@ class Capture:
 
     def _wanted_now(self) -> Wanted | None:
         """What those who are active want, the same object as long as they are."""
-        active = tuple(taker for taker in self._takers if taker.active)
+        active = tuple([taker for taker in self._takers if taker.active])
         if self._num_pauses or not active:
             return None
         if self._wanted is None or self._wanted.takers != active:

@@ -11,11 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
-from dome.samples.store.backward import Leaves, Reach, current_backward
 from dome.samples.store.gradients import Gradients, came_without_samples
 from dome.samples.store.reading import read
-from dome.samples.tracing.nested import Value, tensors, unpacked
-from dome.torch_private import is_compiled, when_backward_ends
+from dome.samples.store.wanted import Leaves, Reach
+from dome.samples.tracing.nested import Value, all_tensors
+from dome.torch_private import (
+    current_graph_task,
+    is_compiled,
+    when_backward_ends,
+)
 
 
 class MicroBatch:
@@ -112,7 +116,7 @@ class MicroBatch:
         if not self._active or not torch.is_grad_enabled():
             return
         self._held = self._holds()
-        for t in tensors(unpacked(output)):
+        for t in all_tensors(output):
             if t.requires_grad:
                 t.register_hook(self._begin)
 
@@ -133,9 +137,9 @@ class MicroBatch:
         fills = any(
             self._leaves.reach(p) is Reach.FILLS for p in self._layout.parameters
         )
-        if self._backward == current_backward() or not fills:
+        if self._backward == current_graph_task() or not fills:
             return
-        self._backward = current_backward()
+        self._backward = current_graph_task()
         held, self._held = self._held, True
         # A penalty on the parameters may have reached .grad already: where the forward
         # pass found it empty, all of it belongs to this sample.

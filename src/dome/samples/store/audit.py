@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dome.parameters import Layout, Slot
-from dome.samples.store.backward import Leaves, Reach, current_backward
 from dome.samples.store.group import AnyGroup
 from dome.samples.store.verdict import Finding
-from dome.torch_private import hook_first
+from dome.samples.store.wanted import Leaves, Reach
+from dome.torch_private import current_graph_task, hook_first
 
 # Relative to the rows of the parameter, and to those of all parameters. Rows and
 # gradient are the same numbers summed in another order; products on a GPU may keep ten
@@ -163,7 +163,7 @@ def entry(
     kind = torch.promote_types(p.dtype, torch.float32)
     parts = [group.parts(slot, kind) for group in own]
     limits = _limits_for(dtypes, p.device)
-    task, found = current_backward(), products(p, grad, parts)
+    task, found = current_graph_task(), products(p, grad, parts)
     return Entry(slot, task, bool(own), limits, found)
 
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dome.torch_private import norms_of, version_of
+from dome.torch_private import norms_of, version_of, versions_of
 
+# A gradient and how often it was written to.
 Mark = tuple["weakref.ref[Tensor]", int] | None
 
 
@@ -30,9 +31,11 @@ class Gradients:
 
     def note(self) -> None:
         """Remember the gradients as they are now."""
+        grads = [p.grad for p in self._parameters]
+        versions = versions_of(grads)
         self._marks = [
-            None if p.grad is None else (weakref.ref(p.grad), version_of(p.grad))
-            for p in self._parameters
+            None if grad is None else (weakref.ref(grad), version)
+            for grad, version in zip(grads, versions, strict=True)
         ]
 
     @property

@@ -80,7 +80,8 @@ class Group:
         else:
             self.view(slot).copy_(grads)
             self.written.add(slot.start)
-        if torch.finfo(dtype).eps > torch.finfo(self.dtype_of(slot)).eps:
+        coarsest = self._coarse.get(slot.start, self.rows.dtype)
+        if dtype != coarsest and torch.finfo(dtype).eps > torch.finfo(coarsest).eps:
             self._coarse[slot.start] = dtype
 
     def dtype_of(self, slot: Slot) -> torch.dtype:

@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from dome.numerics.factors import FactorBatch, Product
 from dome.parameters import Layout
 from dome.samples.store.audit import Audit, Entry, entry
-from dome.samples.store.backward import Reach, current_backward
 from dome.samples.store.factors import Choose, FactorGroup, batch_of
 from dome.samples.store.gradients import Gradients, came_without_samples
 from dome.samples.store.group import AnyGroup, Group, by_samples
 from dome.samples.store.reading import read
 from dome.samples.store.verdict import FEWEST, check_complete
-from dome.samples.store.wanted import Pass
-from dome.torch_private import when_backward_ends
+from dome.samples.store.wanted import Pass, Reach
+from dome.torch_private import current_graph_task, when_backward_ends
 
 
 class Rows:
@@ -51,6 +50,7 @@ class Rows:
     ) -> None:
         self.layout = layout
         self._choose = choose
+        self.keeps_products = choose is not None
         self.active = True
         self._least = Reach.COMPUTES if functional else Reach.FILLS
         self._forward_seen = self._empty_seen = False
@@ -97,8 +97,6 @@ class Rows:
 
     def keep(self, source: Pass, p: nn.Parameter, product: Product) -> bool:
         """Whether samples of the running backward pass are taken as a product."""
-        if self._choose is None:
-            return False
         return self._group(source).keep(self.layout.slot_of[id(p)], product)
 
     def put(
@@ -159,6 +157,8 @@ class Rows:
         groups, doubts = list(self._groups.values()), self._doubts
         unwritten, audited = self._entries(grads)
         self.discard()
+        if not (doubts or unwritten or audited):
+            return groups
         norms, *numbers = read(
             [norm for _, norm in doubts],
             [entry.products for entry in unwritten],
@@ -207,12 +207,12 @@ class Rows:
 
     def _running(self) -> list[AnyGroup]:
         """The groups of the backward pass that is running now."""
-        task = current_backward()
+        task = current_graph_task()
         return [group for group in self._groups.values() if group.task == task]
 
     def _group(self, source: Pass) -> AnyGroup:
         """The group of the backward pass that is running now and this batch size."""
-        task, batch = current_backward(), source.batch
+        task, batch = current_graph_task(), source.batch
         found = self._groups.get((task, batch))
         if found is None:
             if not self._running() and self._least is Reach.FILLS:

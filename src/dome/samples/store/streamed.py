@@ -18,12 +18,12 @@ from torch.utils.hooks import RemovableHandle
 from dome.numerics.factors import Product
 from dome.parameters import Block, Layout
 from dome.samples.store.audit import Audit, Entry, entry
-from dome.samples.store.backward import Leaves, Reach, current_backward
 from dome.samples.store.gradients import Gradients, came_without_samples
 from dome.samples.store.group import Group
 from dome.samples.store.reading import read
 from dome.samples.store.verdict import FEWEST, check_complete
-from dome.samples.store.wanted import Pass
+from dome.samples.store.wanted import Leaves, Pass, Reach
+from dome.torch_private import current_graph_task
 
 NO_PASS = -1  # instead of the number of a backward pass
 LINE = 64  # bytes: two addresses that differ by a multiple of it are aligned alike
@@ -45,7 +45,7 @@ class StreamedRows:
         self, layout: Layout, use: Use, *, ignore_penalty: bool = False
     ) -> None:
         self.layout = layout
-        self.active = True
+        self.active, self.keeps_products = True, False
         self._use = use
         self._leaves = Leaves()
         self._since_step = Gradients(layout.parameters)
@@ -161,7 +161,7 @@ class StreamedRows:
 
     def _group(self, source: Pass, p: nn.Parameter) -> Group:
         """The rows of a parameter's layer, for the backward pass that is running."""
-        task, block = current_backward(), self._block_of[id(p)]
+        task, block = current_graph_task(), self._block_of[id(p)]
         if self._task == NO_PASS:
             self._task, self._batch = task, source.batch
         if task != self._task:
@@ -178,7 +178,7 @@ class StreamedRows:
 
     def _arrives(self, p: Tensor) -> None:
         """The gradient of a parameter is complete; maybe its layer is."""
-        task, block = current_backward(), self._block_of[id(p)]
+        task, block = current_graph_task(), self._block_of[id(p)]
         if task != self._arriving:
             self._arriving, self._arrived = task, set()
         self._arrived.add(id(p))
@@ -204,7 +204,7 @@ class StreamedRows:
 
     def _running(self) -> list[Group]:
         """The groups of the backward pass that is running now."""
-        now = current_backward() == self._task
+        now = current_graph_task() == self._task
         return [group for group, _ in self._groups.values()] if now else []
 
     def _entries(self) -> list[Entry]:

@@ -1,19 +1,65 @@
 """Who takes the samples of which parameter, for one forward pass of a model.
 
 One capture feeds all takers of a model: an operation runs once, its per-sample
-gradients are made once, and each taker gets those of its own parameters.
+gradients are made once, and each taker gets those of its own parameters. In backward()
+autograd is asked which gradients the running pass computes, and which it fills in.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 
 from dome.numerics.factors import Product
 from dome.parameters import Layout
-from dome.samples.store.backward import Leaves, Reach, current_backward
+from dome.torch_private import current_graph_task, will_run
+
+
+class Reach(IntEnum):
+    """What the running backward pass does about the gradient of a parameter."""
+
+    NOTHING = 0
+    COMPUTES = 1  # for autograd.grad(), which leaves .grad alone
+    FILLS = 2
+
+
+def reach(node: Node) -> Reach:
+    """What the running backward pass does about the gradient that ends in a node."""
+    try:
+        runs = will_run(node)
+    except RuntimeError:
+        # Torch refuses to answer for a leaf that autograd.grad() was asked for.
+        return Reach.COMPUTES
+    return Reach.FILLS if runs else Reach.NOTHING
+
+
+class Leaves:
+    """The nodes of the graph where the gradients of parameters end.
+
+    Held from pass to pass, because looking one up costs as much as a small product.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, tuple[torch.device, torch.dtype, Node]] = {}
+
+    def reach(self, p: nn.Parameter) -> Reach:
+        """What the running backward pass does about the gradient of a parameter."""
+        if not p.requires_grad:
+            return Reach.NOTHING  # frozen since the forward pass
+        found = self._nodes.get(id(p))
+        # Moving a parameter to another device or type gives it a new node.
+        if found is None or found[:2] != (p.device, p.dtype):
+            try:
+                found = (p.device, p.dtype, get_gradient_edge(p).node)
+            except AttributeError:
+                # Inside torch.func, which has graphs of its own and fills no .grad.
+                return Reach.COMPUTES
+            self._nodes[id(p)] = found
+        return reach(found[2])
 
 
 class Taker(Protocol):
@@ -27,10 +73,16 @@ class Taker(Protocol):
     multiplies them. It offers them to ``keep`` first, see ``dome.numerics.factors``; a
     taker that keeps these two never sees rows. If several take samples of a parameter,
     rows are made for all.
+
+    Attributes:
+        layout: The parameters.
+        active: Whether samples are wanted now.
+        keeps_products: Whether it is worth offering factors.
     """
 
     layout: Layout
     active: bool
+    keeps_products: bool
 
     def begin(self, num_samples: int) -> None:
         """A forward pass of so many samples starts."""
@@ -74,11 +126,11 @@ class Wanted:
                 self._names[id(p)] = slot.name
                 self._takers_of[id(p)] = (*self._takers_of.get(id(p), ()), taker)
         self.parameters = tuple(parameters.values())
+        self.keeps_products = any(taker.keeps_products for taker in takers)
         self._leaves = Leaves()
         # What was asked about the backward pass of this number already.
-        self._asked = -1
-        self._reach: dict[int, Reach] = {}
-        self._recording: dict[int, tuple[Taker, ...]] = {}
+        self._task = -1
+        self._answers: dict[int, tuple[bool, tuple[Taker, ...]]] = {}
 
     def __contains__(self, p: nn.Parameter) -> bool:
         return id(p) in self._takers_of
@@ -87,28 +139,19 @@ class Wanted:
         """The parameter as the user calls it."""
         return self._names[id(p)]
 
-    def computes(self, p: nn.Parameter) -> bool:
-        """Whether the running backward pass needs the gradient of a parameter."""
-        return self._reach_of(p) > Reach.NOTHING
+    def asked_of(self, p: nn.Parameter) -> tuple[bool, tuple[Taker, ...]]:
+        """Whether the running backward pass computes the gradient of a parameter.
 
-    def recording(self, p: nn.Parameter) -> tuple[Taker, ...]:
-        """Who takes samples of a parameter from the running backward pass."""
-        reach = self._reach_of(p)
-        found = self._recording.get(id(p))
+        And who takes samples of it.
+        """
+        task = current_graph_task()
+        if task != self._task:
+            self._task, self._answers = task, {}
+        found = self._answers.get(id(p))
         if found is None:
-            takers = self._takers_of[id(p)]
-            # A list, not a generator: this is asked for every weight.
-            found = tuple([taker for taker in takers if taker.records(reach)])
-            self._recording[id(p)] = found
-        return found
-
-    def _reach_of(self, p: nn.Parameter) -> Reach:
-        task = current_backward()
-        if task != self._asked:
-            self._asked, self._reach, self._recording = task, {}, {}
-        found = self._reach.get(id(p))
-        if found is None:
-            found = self._reach[id(p)] = self._leaves.reach(p)
+            reach = self._leaves.reach(p)
+            takers = [taker for taker in self._takers_of[id(p)] if taker.records(reach)]
+            found = self._answers[id(p)] = (reach > Reach.NOTHING, tuple(takers))
         return found
 
 

@@ -3,6 +3,10 @@
 Once entries of several samples have come together, a parameter's row would hold parts
 of other samples' terms of the loss. A mix that no tracked parameter meets afterwards is
 part of the loss.
+
+Differential privacy needs more, no mix at all (``strict``): the sum or mean of the
+samples' losses is the one thing they may have in common. What is computed outside the
+model is not seen.
 """
 
 import torch
@@ -10,7 +14,7 @@ from torch import Tensor
 
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.labels import Labels, collapsed
-from dome.samples.tracing.nested import Value, tensors, unpacked
+from dome.samples.tracing.nested import Value, all_tensors, tensors
 from dome.samples.tracing.origins import Batched, Call, Place
 from dome.samples.tracing.step import operations
 from dome.samples.tracing.trace import Trace
@@ -21,24 +25,40 @@ ADDING = frozenset(
         *("__sub__", "__rsub__", "__iadd__", "__isub__"),
     )
 )
+_TOTALS = frozenset(
+    operations(
+        *("sum", "mean", "nansum", "cross_entropy", "nll_loss", "mse_loss", "l1_loss"),
+        *("smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div"),
+        *("binary_cross_entropy_with_logits", "gaussian_nll_loss", "poisson_nll_loss"),
+        *("ctc_loss", "margin_ranking_loss", "hinge_embedding_loss"),
+    )
+)
+_SCALING = frozenset(
+    operations(
+        *("mul", "mul_", "__mul__", "__rmul__", "__imul__", "multiply", "neg"),
+        *("div", "div_", "__truediv__", "__itruediv__", "divide", "__neg__"),
+        *("to", "float", "double", "clone", "contiguous", "view", "reshape", "squeeze"),
+    )
+)
 
 
-def are_totals(trace: Trace, call: Call) -> bool:
+def are_totals(call: Call) -> bool:
     """Whether a penalty on the weights is added to a loss: it is no sample's part."""
-    scalars = all(t.ndim == 0 for t in (*call.batched, *call.derived))
-    totals = all(trace.place(t) is None for t in call.batched)
-    return call.func in ADDING and scalars and totals
+    return (
+        call.func in ADDING
+        and all(t.ndim == 0 for t in (*call.batched, *call.derived))
+        and all(origin.place is None for origin in call.origins)
+    )
 
 
 def admit(trace: Trace, call: Call) -> None:
     """Raise if a tracked parameter meets samples that were mixed."""
-    for t in call.batched:
-        origin = trace.origin(t)
-        if not isinstance(origin, Batched):
+    for t, origin in zip(call.batched, call.origins, strict=True):
+        if origin.is_fine and isinstance(origin.place, Axis):
             continue
-        if origin.mixed is not None and not are_totals(trace, call):
+        if origin.mixed is not None and not are_totals(call):
             raise trace.mixes(origin.mixed, *call.derived)
-        if origin.hidden is not None and not are_totals(trace, call):
+        if origin.hidden is not None and not are_totals(call):
             problem = f"{origin.hidden} has hidden which are whose in {tuple(t.shape)}"
             raise trace.lost(problem, *call.derived)
         if origin.doubt is not None:
@@ -75,7 +95,7 @@ def check_order(trace: Trace, output: Value) -> None:
     """
     if not trace.by_number:
         return
-    for t in tensors(unpacked(output)):
+    for t in all_tensors(output):
         place = trace.place(t)
         if isinstance(place, Labels) and t.ndim and len(t) == place.batch:
             ids = place.ids.reshape(len(place.ids), -1)[:, 0].expand(place.batch)
@@ -84,3 +104,46 @@ def check_order(trace: Trace, output: Value) -> None:
             problem = "its results are the samples in another order than they came"
             error = trace.lost(problem, *trace.by_number)
             trace.questions.raise_if(moved, error)
+
+
+def refuse_mix(trace: Trace, call: Call, out: Value) -> None:
+    """Raise if a result that has a gradient is made of several samples."""
+    for t in tensors(out):
+        origin = trace.origin(t)
+        if not isinstance(origin, Batched) or not t.requires_grad:
+            continue
+        how = origin.mixed or origin.hidden
+        if how is not None and not _is_loss(trace, call, t):
+            raise RuntimeError(mixed_in_strict(how))
+        if origin.place is not None and origin.doubt is not None:
+            error = RuntimeError(mixed_in_strict("indexing that joins several"))
+            trace.questions.raise_if(origin.doubt, error)
+
+
+def refuse_order(trace: Trace, output: Value) -> None:
+    """Raise if a result of the model has one entry a sample, but not in its place."""
+    for t in all_tensors(output):
+        place = trace.place(t)
+        if isinstance(place, Labels) and t.ndim and len(t) == place.batch:
+            own = torch.arange(place.batch, device=t.device)
+            own = own.view(-1, *(1,) * (t.ndim - 1))
+            error = RuntimeError(mixed_in_strict("giving them back in another order"))
+            trace.questions.raise_if((place.ids != own).any(), error)
+
+
+def mixed_in_strict(how: str) -> str:
+    """The sentence for a model that mixes samples where none may."""
+    return (
+        f"the model mixes the samples of a batch by {how}, which strict=True refuses "
+        "(differential privacy needs every sample alone): take that part out"
+    )
+
+
+def _is_loss(trace: Trace, call: Call, t: Tensor) -> bool:
+    """Whether a result is a sum of the samples' losses, scaled and shifted at most."""
+    if t.ndim:
+        return False
+    if call.func in _TOTALS:
+        return all(trace.place(x) is not None for x in call.batched)
+    linear = call.func in _SCALING and len(call.batched) == 1
+    return call.func in ADDING or linear

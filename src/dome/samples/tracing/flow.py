@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.nested import Value
-from dome.samples.tracing.step import Step, operations
+from dome.samples.tracing.step import ROLLING, Step, operations
 from dome.torch_private import tree_map_only
 
 
@@ -77,10 +77,44 @@ def _reshaped(step: Step) -> Axis | None:
 
 
 def _permuted(step: Step) -> Axis | None:
+    dims = step.args[1:]
+    if step.func in _SWAPPING and len(dims) == 2:
+        a, b = (d % step.x.ndim for d in dims)
+        return step.axis.moved({a: b, b: a}.get(step.axis.dim, step.axis.dim))
+    if step.func in _PERMUTING and dims:
+        order = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
+        return step.axis.moved([d % step.x.ndim for d in order].index(step.axis.dim))
+    # Others are tried: every dimension is told by its size.
     marked = torch.empty(tuple(range(2, step.x.ndim + 2)), device="meta")
-    dims = {k: v for k, v in step.kwargs.items() if not isinstance(v, Tensor)}
-    shape = step.func(marked, *step.args[1:], **dims).shape
+    named = {k: v for k, v in step.kwargs.items() if not isinstance(v, Tensor)}
+    shape = step.func(marked, *dims, **named).shape
     return step.axis.moved(shape.index(step.axis.dim + 2))
+
+
+def _taken_apart(step: Step) -> Axis | None:
+    """``unbind``: one dimension less."""
+    dim = (step.argument(1, "dim") or 0) % step.x.ndim
+    return (
+        None
+        if dim == step.axis.dim
+        else step.axis.moved(step.axis.dim - (dim < step.axis.dim))
+    )
+
+
+def _stacked(step: Step) -> Axis | None:
+    """``stack``: one dimension more, if all parts hold their samples alike."""
+    dim, own = (step.argument(1, "dim") or 0) % step.out.ndim, step.axis
+    alike = all(axis == own for _, axis in step.known)
+    return own.moved(own.dim + (dim <= own.dim)) if alike else None
+
+
+def _multiplied(step: Step) -> Axis | None:
+    """``matmul``: stacks of matrices hold their samples where both did."""
+    axes = [(t, axis) for t, axis in step.known if isinstance(axis, Axis)]
+    spots = {(axis.dim - t.ndim, axis.inner) for t, axis in axes}
+    if len(axes) == 2 and len(spots) == 1 and spots.pop()[0] < -2:
+        return _from_the_right(step)
+    return _probed(step)
 
 
 def _strided(step: Step) -> Axis | None:
@@ -174,7 +208,7 @@ def _interleaved(step: Step) -> Axis | None:
 
 def _reordered(step: Step) -> Axis | None:
     """Flips, sorts and selections: harmless along any dimension but the batch."""
-    place = 2 if step.func in _ROLLING else 1
+    place = 2 if step.func in ROLLING else 1
     dims = step.argument(place, "dim", "dims")
     if dims is None:
         return None
@@ -258,7 +292,8 @@ def _places(i: Value) -> int:
 CONTRACTING = frozenset(
     (*operations("tensordot", "matmul", "__matmul__", "__rmatmul__"), torch.einsum)
 )
-_ROLLING = frozenset(operations("roll"))
+_SWAPPING = frozenset(operations("transpose", "swapaxes", "swapdims"))
+_PERMUTING = frozenset(operations("permute"))
 _MOVES: dict[Callable[..., Value], Callable[[Step], Axis | None]] = {
     **dict.fromkeys(BROADCASTING, _from_the_right),
     **dict.fromkeys(operations("repeat", "tile"), _from_the_right),
@@ -272,7 +307,10 @@ _MOVES: dict[Callable[..., Value], Callable[[Step], Axis | None]] = {
     **dict.fromkeys(operations("movedim", "moveaxis"), _permuted),
     **dict.fromkeys(operations("swapaxes", "swapdims"), _permuted),
     **{getattr(torch.Tensor, n).__get__: _permuted for n in ("T", "mT", "H", "mH")},
-    **dict.fromkeys(operations("tensordot", "matmul", "__matmul__"), _probed),
+    **dict.fromkeys(operations("unbind"), _taken_apart),
+    **dict.fromkeys(operations("stack"), _stacked),
+    **dict.fromkeys(operations("tensordot"), _probed),
+    **dict.fromkeys(operations("matmul", "__matmul__"), _multiplied),
     torch.einsum: _contracted,
     **dict.fromkeys(operations("flip", "roll", "sort", "argsort", "msort"), _reordered),
     **dict.fromkeys(operations("index_select", "flipud"), _reordered),

@@ -1,30 +1,76 @@
 """Where the result of an operation holds its samples, and whether it mixed them.
 
 Regular layouts are followed by shapes alone (``flow``), everything else by ids that go
-through the same indexing (``indexing``).
+through the same indexing (``indexing``): the table at the end says which operations
+disturb a regular layout.
 """
+
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.dims import acts_along, has_dims
-from dome.samples.tracing.flow import BROADCASTING, CONTRACTING, is_movement, regular
+from dome.samples.tracing.flow import (
+    BROADCASTING,
+    CONTRACTING,
+    indexed_axis,
+    is_movement,
+    regular,
+)
 from dome.samples.tracing.indexing import by_ids, has_rule
 from dome.samples.tracing.labels import Labels
-from dome.samples.tracing.origins import Batched
+from dome.samples.tracing.nested import Value, tensors
+from dome.samples.tracing.origins import Batched, Call
 from dome.samples.tracing.probing import brings_together, is_pointwise
-from dome.samples.tracing.step import Step, operations
-from dome.samples.tracing.touching import wants_ids
+from dome.samples.tracing.step import (
+    ALONG,
+    ROLLING,
+    SELECTING,
+    SIZED,
+    SORTING,
+    SPLITTING,
+    Step,
+    operations,
+)
+from dome.samples.tracing.writing import WRITES
+from dome.torch_private import fused
 
-# Arguments of these line up from the right: samples must lie in the same dimension.
 _CREATING = frozenset(operations("new_zeros", "new_ones", "new_empty", "new_full"))
+# Arguments of these line up from the right: samples must lie in the same dimension.
 _ALIGNED = BROADCASTING | frozenset(operations("scaled_dot_product_attention"))
+
+
+def unmoved(call: Call, out: Tensor) -> Batched | None:
+    """What is known of all arguments with samples, if it holds for the result too.
+
+    That is so, and needs no look at the arguments, where they have the same shape, hold
+    their samples in the same place and meet entry by entry: most operations. ``follow``
+    finds the same.
+    """
+    first, shape = call.origins[0], out.shape
+    place = first.place
+    if not isinstance(place, Axis) or not _by_entries(call.func):
+        return None
+    for t, origin in zip(call.batched, call.origins, strict=True):
+        if not origin.is_fine or t.shape != shape or origin.place != place:
+            return None
+    return first
+
+
+@cache
+def _by_entries(func: Callable[..., Value]) -> bool:
+    """Whether an entry of the result comes of the same entry of every argument."""
+    plain = func not in _TOUCHES and not has_rule(func)
+    lined_up = is_pointwise(func) and not is_movement(func)
+    return plain and (func in BROADCASTING or lined_up)
 
 
 def follow(step: Step) -> Batched | None:
     """What an operation itself makes of the samples; None for a constant."""
-    if wants_ids(step):
+    if _wants_ids(step):
         place, doubt = by_ids(step)
         found = Batched(place, doubt=doubt)
     else:
@@ -87,3 +133,80 @@ def _clash(step: Step) -> bool:
 
 def _name(step: Step) -> str:
     return f"{step.func.__name__.strip('_')!r}"
+
+
+def _wants_ids(step: Step) -> bool:
+    """Whether the samples of an operation must be followed by number."""
+    for _, place in step.known:
+        if isinstance(place, Labels):
+            return True
+    touches = _TOUCHES.get(step.func)
+    return touches is not None and step.axis.batch > 1 and touches(step)
+
+
+def _always(_: Step) -> bool:
+    return True
+
+
+def _touched(step: Step) -> bool:
+    """Whether the first argument's samples lie along a dimension that is worked on."""
+    axis = step.axes(step.args[0]) if isinstance(step.args[0], Tensor) else None
+    if axis is None:
+        return False
+    place = 2 if step.func in ROLLING | ALONG else 1
+    dims = step.argument(place, "dim", "dims")
+    if step.func in SORTING or (dims is None and step.func in SPLITTING):
+        return axis.dim in (acts_along(step.func, step.args, step.kwargs, step.x))
+    if step.func in SIZED:
+        dims = step.argument(2, "dim") or 0
+        block = axis.batch * axis.inner
+        if all(t.shape[axis.dim] % block == 0 for t in tensors(step.result)):
+            return False  # halves of a batch that was joined
+    if dims is None:
+        return True
+    given = dims if isinstance(dims, tuple | list) else (dims,)
+    return any(dim % step.args[0].ndim == axis.dim for dim in given)
+
+
+def _uncounted(step: Step) -> bool:
+    """Whether each entry is repeated as often as a tensor says."""
+    return not isinstance(step.argument(1, "repeats"), int)
+
+
+def _rearranged(step: Step) -> bool:
+    """Whether an index picks samples, or is not one that shapes alone explain."""
+    x, index = step.args[0], step.args[1]
+    axis = step.axes(x)
+    if axis is None:
+        return step.place(index) is not None
+    index = index if isinstance(index, tuple) else (index,)
+    advanced = [i for i in index if isinstance(i, Tensor | list | int)]
+    chosen = [i for i in advanced if not isinstance(i, int)]
+    if len(advanced) > 1 and chosen:
+        return True
+    return indexed_axis(x, step.args[1], axis) is None
+
+
+def _uneven(step: Step) -> bool:
+    """Whether parts are joined along the samples that are not laid out alike."""
+    parts, dim = step.argument(0, "tensors"), step.argument(1, "dim", "axis") or 0
+    axes = [step.axes(t) for t in parts]
+    along = any(
+        a is not None and dim % t.ndim == a.dim
+        for a, t in zip(axes, parts, strict=True)
+    )
+    return along and len(set(axes)) > 1
+
+
+_TOUCHES: dict[Callable[..., Value], Callable[[Step], bool]] = {
+    **dict.fromkeys((*ROLLING, *SORTING, *SELECTING, *ALONG, *SPLITTING), _touched),
+    **dict.fromkeys(operations("flip", "fliplr", "flipud", "gather"), _touched),
+    **dict.fromkeys(operations("narrow", "select"), _touched),
+    **dict.fromkeys(operations("repeat_interleave"), _uncounted),
+    **dict.fromkeys(SIZED, _touched),
+    **dict.fromkeys(operations("cat", "concat", "concatenate"), _uneven),
+    **dict.fromkeys((*WRITES, *operations("masked_select")), _always),
+    torch.Tensor.__getitem__: _rearranged,
+    fused._pack_padded_sequence: _always,
+    fused._pad_packed_sequence: _always,
+}

@@ -10,14 +10,6 @@ import torch
 from torch import Tensor
 
 from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.families import (
-    ALONG,
-    ROLLING,
-    SELECTING,
-    SIZED,
-    SORTING,
-    SPLITTING,
-)
 from dome.samples.tracing.flow import einsum_operands, einsum_words
 from dome.samples.tracing.labels import Labels
 from dome.samples.tracing.meeting import Found, contracted, met, multiplied
@@ -36,7 +28,16 @@ from dome.samples.tracing.picking import (
     unpacked,
     viewed,
 )
-from dome.samples.tracing.step import Step, operations
+from dome.samples.tracing.step import (
+    ALONG,
+    ROLLING,
+    SELECTING,
+    SIZED,
+    SORTING,
+    SPLITTING,
+    Step,
+    operations,
+)
 from dome.samples.tracing.writing import WRITES, written
 from dome.torch_private import fused
 

@@ -1,6 +1,6 @@
 """What operations and models take and return: tensors in nested containers."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -10,27 +10,29 @@ from torch import Tensor
 Value = Any
 
 
-def tensors(value: Value) -> Iterator[Tensor]:
+def tensors(value: Value) -> list[Tensor]:
     """Every tensor inside nested tuples, lists and dicts."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        yield from _inside(value.values())
-    elif isinstance(value, tuple | list):
-        yield from _inside(value)
+        return [value]
+    found: list[Tensor] = []
+    if isinstance(value, dict | tuple | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            if isinstance(part, Tensor):
+                found.append(part)
+            elif isinstance(part, dict | tuple | list):
+                found += tensors(part)
+    return found
 
 
-def _inside(values: Iterable[Value]) -> Iterator[Tensor]:
-    for value in values:
-        yield from tensors(value)
-
-
-def unpacked(value: Value) -> Value:
-    """Nested tuples, mappings and dataclasses as lists and dicts."""
+def all_tensors(value: Value) -> list[Tensor]:
+    """The same inside any mapping and dataclass too, as models take and return."""
+    if isinstance(value, Tensor):
+        return [value]
+    parts: Value = ()
     if is_dataclass(value) and not isinstance(value, type):
-        return [unpacked(getattr(value, field.name)) for field in fields(value)]
-    if isinstance(value, Mapping):
-        return {key: unpacked(v) for key, v in value.items()}
-    if isinstance(value, tuple | list):
-        return [unpacked(v) for v in value]
-    return value
+        parts = [getattr(value, field.name) for field in fields(value)]
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, tuple | list):
+        parts = value
+    return [t for part in parts for t in all_tensors(part)]

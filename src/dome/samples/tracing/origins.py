@@ -16,7 +16,7 @@ from dome.samples.tracing.nested import Value
 Place = Axis | Labels
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # never changed: a frozen one takes twice as long
 class Batched:
     """Depends on the model's input.
 
@@ -66,13 +66,37 @@ class Derived:
 Origin = Batched | Derived
 
 
-@dataclass(slots=True)  # one for every operation: a frozen one takes twice as long
+@dataclass(slots=True, eq=False)  # one for every operation
 class Call:
-    """An operation on its way to torch, with the tensors among its arguments sorted."""
+    """An operation on its way to torch, with the tensors among its arguments sorted.
+
+    Attributes:
+        func: The operation.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        batched: The tensors among them that depend on the model's input.
+        origins: What is known of each of these.
+        derived: Those that are tracked weights, or made of them alone.
+        in_place: Whether it writes to its first argument.
+    """
 
     func: Callable[..., Value]
     args: tuple[Value, ...]
     kwargs: dict[str, Value]
     batched: list[Tensor]
+    origins: list[Batched]
     derived: list[Tensor]
     in_place: bool
+
+    def known(self) -> list[tuple[Tensor, Place]]:
+        """The tensors whose samples lie in a known place, the most trustworthy first.
+
+        A mask passed to the model may be square by chance and taken for samples; what
+        has a gradient and more entries is not a mask.
+        """
+        pairs = zip(self.batched, self.origins, strict=True)
+        known = [(t, origin.place) for t, origin in pairs if origin.place is not None]
+        if len(known) > 1:
+            known.sort(key=lambda pair: (pair[0].requires_grad, pair[0].numel()))
+            known.reverse()
+        return known

@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from dome.samples.tracing.dims import acts_along
-from dome.samples.tracing.families import ALONG, SELECTING, SORTING
 from dome.samples.tracing.labels import NOBODY, compact, reshaped
 from dome.samples.tracing.meeting import Found, met
 from dome.samples.tracing.nested import Value, tensors
-from dome.samples.tracing.step import Step
+from dome.samples.tracing.step import ALONG, SELECTING, SORTING, Step
 
 
 def viewed(step: Step) -> Found:
@@ -18,7 +17,7 @@ def viewed(step: Step) -> Found:
         return None, None
     plain = {k: v for k, v in step.kwargs.items() if k != "dtype"}
     result = step.func(ids, *step.args[1:], **plain)
-    return compact(list(tensors(result))[step.number]), None
+    return compact(tensors(result)[step.number]), None
 
 
 def reshaped_ids(step: Step) -> Found:

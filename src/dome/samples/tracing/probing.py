@@ -92,7 +92,7 @@ def _changes(step: Step, place: Axis, kept: int) -> bool:
 
     args, kwargs = tree_map_only(Tensor, exchanged, (step.args, step.kwargs))
     try:
-        out = list(tensors(step.func(*args, **kwargs)))[step.number]
+        out = tensors(step.func(*args, **kwargs))[step.number]
     except Exception:  # noqa: BLE001 (numbers it does not take: nobody knows)
         return True
     before, after = (

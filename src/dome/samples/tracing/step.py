@@ -72,3 +72,12 @@ def operations(*names: str) -> Iterator[Callable[..., Value]]:
         for owner in (torch, torch.Tensor, torch.nn.functional, torch.special):
             if hasattr(owner, name):
                 yield getattr(owner, name)
+
+
+# Families of operations that more than one rule asks about.
+ROLLING = frozenset(operations("roll"))
+SORTING = frozenset(operations("sort", "argsort", "topk", "msort"))
+SELECTING = frozenset(operations("index_select"))
+ALONG = frozenset(operations("take_along_dim"))
+SIZED = frozenset(operations("chunk", "split", "tensor_split", "split_with_sizes"))
+SPLITTING = frozenset(operations("unbind", "unsafe_chunk", "unsafe_split"))

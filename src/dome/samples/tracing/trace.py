@@ -5,21 +5,22 @@ Tensors are remembered weakly, by identity; ``origins`` says what is known of ea
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import cast
 
 from torch import Tensor, nn
 
+from dome.samples.store.reading import Questions
 from dome.samples.store.sink import Sink
 from dome.samples.store.wanted import Pass, Wanted
 from dome.samples.tracing.ancestry import ancestors
 from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.following import follow
+from dome.samples.tracing.following import follow, unmoved
+from dome.samples.tracing.inputs import Inputs
 from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.origins import Batched, Call, Derived, Origin, Place
-from dome.samples.tracing.questions import Questions
 from dome.samples.tracing.step import Step, operations
 from dome.torch_private import base_of
 
@@ -67,10 +68,12 @@ class Trace:
         self._parameters: dict[int, Derived] = {}
         self._known: dict[int, tuple[weakref.ref[Tensor], Origin | None]] = {}
 
-    def begin(self, batch: int, wanted: Wanted) -> None:
-        """Start a forward pass of so many samples, for those who want them."""
-        self.batch = batch
-        self._pass = Pass(batch, wanted)
+    def begin(self, inputs: Inputs, wanted: Wanted) -> None:
+        """Start a forward pass with these inputs, for those who want its samples."""
+        self.batch, self.spaces = inputs.num_samples, inputs.spaces
+        self._pass = Pass(self.batch, wanted)
+        for t, place in inputs.places:
+            self.mark_axis(t, place)
         if wanted is not self._wanted:
             self._wanted = wanted
             self._tracked = {id(p): p for p in wanted.parameters}
@@ -81,9 +84,10 @@ class Trace:
         # One that it did leave (a carried hidden state) stays batched; statistics of
         # the batch that it left in a buffer are constants of the next pass.
         self._known = {
-            key: (ref, origin)
-            for key, (ref, origin) in self._known.items()
-            if (t := ref()) is not None and (_has_place(origin) or t.requires_grad)
+            key: known
+            for key, known in self._known.items()
+            if (t := known[0]()) is not None
+            and (t.requires_grad or _has_place(known[1]))
         }
         self.spaces, self.by_number = {}, ()
 
@@ -186,31 +190,38 @@ class Trace:
         """Remember that a weight met samples that are not in a regular layout."""
         self.by_number = self.by_number or weights
 
-    def leading(self, batched: list[Tensor]) -> list[tuple[Tensor, Place]]:
-        """The tensors whose place is known, the most trustworthy first.
-
-        A mask passed to the model may be square by chance and taken for samples; what
-        has a gradient and more entries is not a mask.
-        """
-        known = [(t, place) for t in batched if (place := self.place(t)) is not None]
-        return _trusted_first(known)
-
     def note(self, call: Call, out: Value) -> None:
         """Remember what the results of an operation that ran depend on."""
-        if call.batched:
-            results = [out] if isinstance(out, Tensor) else list(tensors(out))
+        if not call.batched:
+            self._note_derived(call, out)
+            return
+        if isinstance(out, Tensor):
             # Most rules have said where their results hold samples.
-            if call.in_place or not all(map(self._is_known, results)):
-                self._note_batched(call, out, results)
-        elif call.derived:
-            sources = {id(p): p for t in call.derived for p in self._sources(t)}
-            origin = Derived(tuple(sources.values()), _copied(call))
-            for t in tensors(out):
-                if t.requires_grad and id(t) not in self._parameters:
-                    self.mark(t, origin)
+            if not call.in_place and self._is_known(out):
+                return
+            same = unmoved(call, out)
+            if same is not None:
+                self._known[id(out)] = (weakref.ref(out), same)
+                if call.in_place:
+                    self._note_base(out)
+                return
+        results = tensors(out)
+        if call.in_place or not all(map(self._is_known, results)):
+            self._note_batched(call, out, results)
+
+    def _note_derived(self, call: Call, out: Value) -> None:
+        sources = {id(p): p for t in call.derived for p in self._sources(t)}
+        copies = call.func in _COPYING and isinstance(call.args[0], Tensor)
+        origin = Derived(tuple(sources.values()), call.args[0] if copies else None)
+        for t in tensors(out):
+            if t.requires_grad and id(t) not in self._parameters:
+                self.mark(t, origin)
 
     def _note_batched(self, call: Call, out: Value, results: list[Tensor]) -> None:
-        known, before = self._arguments(call.batched)
+        known, before = call.known(), None
+        for origin in call.origins:
+            if not origin.is_fine:
+                before = origin if before is None else before.joined(origin)
         for number, t in enumerate(results):
             if call.in_place or not self._is_known(t):
                 found: Batched | None = Batched(None)
@@ -224,23 +235,8 @@ class Trace:
                 if found is not None and before is not None:
                     found = found.joined(before)
                 self.mark(t, None if found is None else self._counted(found, t))
-            if call.in_place and (base := base_of(t)) is not None:
-                self._note_base(base)
-
-    def _arguments(
-        self, batched: list[Tensor]
-    ) -> tuple[list[tuple[Tensor, Place]], Batched | None]:
-        """Arguments whose place is known, and what is wrong with any, if something."""
-        known: list[tuple[Tensor, Place]] = []
-        wrong = None
-        for t in batched:
-            origin = self.origin(t)
-            if isinstance(origin, Batched):
-                if origin.place is not None:
-                    known.append((t, origin.place))
-                if not origin.is_fine:
-                    wrong = origin if wrong is None else wrong.joined(origin)
-        return _trusted_first(known), wrong
+            if call.in_place:
+                self._note_base(t)
 
     def _counted(self, origin: Batched, t: Tensor) -> Batched:
         """An origin without the mixing that cannot reach a gradient: of integers."""
@@ -248,37 +244,32 @@ class Trace:
             return origin
         return Batched(origin.place if origin.mixed is None else None)
 
-    def _note_base(self, base: Tensor) -> None:
-        """A view of this tensor was written to, as in ``out[:, t].copy_(h)``."""
-        if not self._is_known(base):
+    def _note_base(self, t: Tensor) -> None:
+        """What a tensor that was written to is a view of, as in ``out[:, t] += h``."""
+        base = base_of(t)
+        if base is not None and not self._is_known(base):
             places = [dim for dim, size in enumerate(base.shape) if size == self.batch]
             self.mark_axis(
                 base, Axis(places[0], self.batch) if len(places) == 1 else None
             )
 
-    def sort(self, args: Value, kwargs: Value) -> tuple[list[Tensor], list[Tensor]]:
-        """The batched and the derived tensors among the arguments."""
+    def sort(
+        self, values: Sequence[Value]
+    ) -> tuple[list[Tensor], list[Batched], list[Tensor]]:
+        """The batched tensors among arguments, what is known of them; the derived."""
         batched: list[Tensor] = []
+        origins: list[Batched] = []
         derived: list[Tensor] = []
-        for value in (*args, *kwargs.values()) if kwargs else args:
-            # Most arguments are tensors or numbers; nested ones are rare.
-            if isinstance(value, Tensor):
-                self._sort_one(value, batched, derived)
-            elif isinstance(value, tuple | list | dict):
-                for t in tensors(value):
-                    self._sort_one(t, batched, derived)
-        return batched, derived
-
-    def _sort_one(
-        self, t: Tensor, batched: list[Tensor], derived: list[Tensor]
-    ) -> None:
-        origin = self.origin(t)
-        if isinstance(origin, Batched):
-            # Integers of no known place are coordinates and counts: constants.
-            if origin.place is not None or self.strict or t.is_floating_point():
-                batched.append(t)
-        elif origin is not None:
-            derived.append(t)
+        for t in tensors(values):
+            origin = self.origin(t)
+            if isinstance(origin, Batched):
+                # Integers of no known place are coordinates and counts: constants.
+                if origin.place is not None or self.strict or t.is_floating_point():
+                    batched.append(t)
+                    origins.append(origin)
+            elif origin is not None:
+                derived.append(t)
+        return batched, origins, derived
 
     def _sources(self, t: Tensor) -> tuple[nn.Parameter, ...]:
         origin = self.origin(t)
@@ -287,13 +278,6 @@ class Trace:
     def _is_known(self, t: Tensor) -> bool:
         found = self._known.get(id(t))
         return found is not None and found[0]() is t
-
-
-def _trusted_first(known: list[tuple[Tensor, Place]]) -> list[tuple[Tensor, Place]]:
-    if len(known) > 1:
-        known.sort(key=lambda pair: (pair[0].requires_grad, pair[0].numel()))
-        known.reverse()
-    return known
 
 
 def _has_place(origin: Origin | None) -> bool:
@@ -305,9 +289,3 @@ def _has_place(origin: Origin | None) -> bool:
 _COPYING = frozenset(
     operations("expand", "expand_as", "broadcast_to", "repeat", "tile")
 )
-
-
-def _copied(call: Call) -> Tensor | None:
-    """What the result of an operation consists of copies of, if of anything."""
-    copies = call.func in _COPYING and isinstance(call.args[0], Tensor)
-    return call.args[0] if copies else None

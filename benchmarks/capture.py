@@ -1,0 +1,186 @@
+"""What capturing per-sample gradients costs here, against another checkout of dome.
+
+    python benchmarks/capture.py ../dome-before [--rounds 40]
+
+Forward pass, ``backward()`` and taking the rows, without a filter: of this checkout, of
+the other one, and of neither (plain). Each side is a process of its own with one thread
+and takes a few steps in turn, so that a host of several speeds is equally kind to all.
+A ratio is that of the medians of one round; printed are the median of the rounds and
+their quartiles, and beside it the ratio of the fastest steps of all rounds.
+
+The other checkout may be as old as version 0.1.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+HERE = Path(__file__).resolve().parents[1]
+CASES = [(model, batch) for model in ("resnet8", "transformer") for batch in (16, 128)]
+STEPS = {16: 12, 128: 4}  # in a turn
+VOCABULARY = 1000  # an embedding of 20,000 words would hide everything else
+
+
+def _first(*names: str) -> object:
+    """What the first of these modules that exist holds under the name behind it."""
+    for name in names:
+        module, _, attribute = name.partition(":")
+        package, *inner = module.split(".")
+        path = [package, *inner]
+        found = all(
+            find_spec(".".join(path[: i + 1])) is not None for i in range(len(path))
+        )
+        if found:
+            return getattr(import_module(module), attribute)
+    raise ImportError(f"none of {names}")
+
+
+def _case(model_name: str, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
+    """A model and a batch, the same on every side."""
+    torch.manual_seed(0)
+    y = torch.randint(10, (batch,))
+    if model_name == "resnet8":
+        build = _first(
+            "dome_lab.paper.models.resnet8:resnet8", "dome.paper.models.resnet8:resnet8"
+        )
+        return build(), torch.randn(batch, 3, 32, 32), y
+    build = _first(
+        "dome_lab.paper.models.transformer:Transformer",
+        "dome.paper.models.transformer:Transformer",
+    )
+    return build(VOCABULARY, 10), torch.randint(VOCABULARY, (batch, 64)), y
+
+
+def _step(kind: str, model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
+    """One forward and backward pass, and the rows taken if there are any."""
+    if kind == "plain":
+        take = None
+    else:
+        layout = _first("dome.parameters:Layout", "dome.layout:Layout")
+        source = _first(
+            "dome.samples.sources.per_sample:PerSample",
+            "dome.samples.capture:PerSample",
+        )
+        take = source(model, layout(model)).take
+
+    def step() -> None:
+        model.zero_grad()
+        cross_entropy(model(x), y).backward()
+        if take is not None and take().shape[0] != len(x):
+            raise RuntimeError("one row for each sample was expected")
+
+    return step
+
+
+def serve(kind: str) -> None:
+    """Answer requests ``model batch number`` by the seconds of so many steps."""
+    torch.set_num_threads(1)
+    ready: dict[tuple[str, int], Callable[[], None]] = {}
+    for line in sys.stdin:
+        model_name, batch, number = line.split()
+        case = (model_name, int(batch))
+        if case not in ready:
+            ready[case] = _step(kind, *_case(*case))
+            for _ in range(3):
+                ready[case]()
+        seconds = []
+        for _ in range(int(number)):
+            start = time.perf_counter()
+            ready[case]()
+            seconds.append(time.perf_counter() - start)
+        print(*seconds, flush=True)
+
+
+class Side:
+    """A process that takes steps when it is asked to.
+
+    Args:
+        kind: "plain" or "captured".
+        tree: The checkout whose code it runs.
+    """
+
+    def __init__(self, kind: str, tree: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(tree), "--serve", kind],
+            env=os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def seconds(self, model_name: str, batch: int, number: int) -> list[float]:
+        """The times of so many steps."""
+        print(model_name, batch, number, file=self._process.stdin, flush=True)
+        return [float(word) for word in self._process.stdout.readline().split()]
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def _spread(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.3f} ({low:.3f} - {high:.3f})"
+
+
+def main() -> None:
+    """Print one line a case."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("other", type=Path, help="another checkout of dome")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve)
+        return
+    sides = {
+        "other": Side("captured", options.other.resolve()),
+        "here": Side("captured", HERE),
+        "plain": Side("plain", HERE),
+    }
+    print("| | here / other | fastest | here / plain | other / plain | plain |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for model_name, batch in CASES:
+        if options.only not in f"{model_name} {batch}":
+            continue
+        rounds: list[dict[str, list[float]]] = []
+        for number in range(options.rounds):
+            order = list(sides) if number % 2 else list(sides)[::-1]
+            rounds.append(
+                {
+                    name: sides[name].seconds(model_name, batch, STEPS[batch])
+                    for name in order
+                }
+            )
+        middle = {n: [statistics.median(r[n]) for r in rounds] for n in sides}
+        least = {n: min(min(r[n]) for r in rounds) for n in sides}
+
+        def ratio(a: str, b: str, middle: dict[str, list[float]] = middle) -> str:
+            return _spread([x / y for x, y in zip(middle[a], middle[b], strict=True)])
+
+        print(
+            f"| {model_name}, B = {batch} | {ratio('here', 'other')} "
+            f"| {least['here'] / least['other']:.3f} | {ratio('here', 'plain')} "
+            f"| {ratio('other', 'plain')} "
+            f"| {1e3 * statistics.median(middle['plain']):.1f} ms |",
+            flush=True,
+        )
+    for side in sides.values():
+        side.stop()
+
+
+if __name__ == "__main__":
+    main()
