@@ -6,6 +6,7 @@ and what happens without it; the other rooms use them under the names given here
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -56,6 +57,7 @@ __all__ = [
     "fsdp_groups",
     "fused",
     "hook_first",
+    "hooks_on_saved",
     "in_checkpoint_recomputation",
     "in_reentrant_checkpoint",
     "inside_transform",
@@ -337,7 +339,7 @@ def checkpoint_frame() -> Any | None:  # noqa: ANN401 (a class of torch that is 
     if _top_hooks is None:
         return _checkpoint_frame_on_stack()
     # 2.7 to 2.15: the hook that packs what is saved closes over the frame.
-    hooks = _top_hooks(True)
+    hooks = hooks_on_saved()
     if hooks is None or getattr(hooks[0], "__module__", "") != checkpoint.__name__:
         return None
     owner = hooks[0].__qualname__.partition(".")[0]
@@ -393,6 +395,13 @@ def _checkpoint_frame_on_stack() -> Any | None:  # noqa: ANN401
         if (found := _frame_of(caller)) is not None:
             return found
     return None
+
+
+# What packs and unpacks tensors that are saved now; None says that no checkpoint
+# is active. Asked for every operation. In 2.6 it is the checkpoint itself.
+hooks_on_saved: Callable[[], Any | None] = (
+    _checkpoint_frame_on_stack if _top_hooks is None else partial(_top_hooks, True)
+)
 
 
 def _frame_of(caller: FrameType) -> Any | None:  # noqa: ANN401

@@ -110,6 +110,10 @@ def together(updates: Iterable[Steps[T]]) -> list[T]:
                 waiting[number] = running[number].send(answer)
             except StopIteration as end:
                 results[number] = end.value
+        if len(waiting) == 1:
+            number, request = waiting.popitem()
+            answers = {number: request.answers([request])[0]}
+            continue
         # The device is asked when nobody can go on without it.
         kinds = {number: request.kind for number, request in waiting.items()}
         kind = next((kind for kind in kinds.values() if kind is not Ask), Ask)

@@ -1,7 +1,6 @@
 """How a rule writes an autograd function: the types torch leaves open."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -16,8 +15,6 @@ from dome.torch_private import follows_several, raising_if_differentiated
 Context = Any
 
 _Backward = TypeVar("_Backward", bound=Callable[..., Value])
-
-_nothing = nullcontext()
 
 _TWICE = (
     "dome captures first derivatives only, and the gradient of a captured forward pass "
@@ -39,7 +36,10 @@ def first_order(backward: _Backward) -> _Backward:
         # Off, unless the user asked for a graph of the gradients (create_graph).
         again = torch.is_grad_enabled()
         try:
-            with torch.no_grad() if again else _nothing:
+            if again:
+                with torch.no_grad():
+                    results = backward(ctx, *grads)
+            else:
                 results = backward(ctx, *grads)
         except RuntimeError as error:
             if any(map(follows_several, grads)):

@@ -30,8 +30,9 @@ def product(a: Tensor, b: Tensor, room: Tensor | None) -> Tensor:
     """Product of (B, m, t) and (B, t, n), shape (B, m, n), into ``room`` if given."""
     if a.shape[2] == 1:
         return torch.mul(a, b, out=room)
-    if room is None or room[0].numel() >= _SMALL:
+    size = a.shape[1] * b.shape[2]
+    if room is None or size >= _SMALL:
         return torch.bmm(a, b, out=room)
-    for part in chunks(len(a), room[0].numel()):
+    for part in chunks(a.shape[0], size):
         room[part].copy_(torch.bmm(a[part], b[part]))
     return room

@@ -20,7 +20,11 @@ from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call
 from dome.samples.tracing.refuse import reentrant
 from dome.samples.tracing.trace import Trace, writes
-from dome.torch_private import checkpoint_frame, in_reentrant_checkpoint
+from dome.torch_private import (
+    checkpoint_frame,
+    hooks_on_saved,
+    in_reentrant_checkpoint,
+)
 
 
 class CaptureMode(TorchFunctionMode):
@@ -69,7 +73,7 @@ class CaptureMode(TorchFunctionMode):
         batched, origins, derived = self.trace.sort(args[:1] if func in LIKE else given)
         if not batched and not derived:
             return func(*args, **kwargs)
-        frame = checkpoint_frame()
+        frame = None if hooks_on_saved() is None else checkpoint_frame()
         if frame is not None and frame is not self.around:
             see_again(self, frame, derived)
         call = Call(func, args, kwargs, batched, origins, derived, writes(func))

@@ -40,7 +40,7 @@ class Group:
         columns = self.rows.narrow(1, start, slot.stop - slot.start)
         if len(slot.shape) == 1:
             return columns
-        return columns.view(len(columns), *slot.shape)
+        return columns.view(self.num_rows, *slot.shape)
 
     def room(self, slot: Slot, dtype: torch.dtype, zero: bool) -> Tensor | None:
         """The columns of a parameter (B, *parameter), to be written by the caller.

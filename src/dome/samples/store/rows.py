@@ -52,7 +52,7 @@ class Rows:
         self._choose = choose
         self.keeps_products = choose is not None
         self.active = True
-        self._least = Reach.COMPUTES if functional else Reach.FILLS
+        self.least = Reach.COMPUTES if functional else Reach.FILLS
         self._forward_seen = self._empty_seen = False
         self._groups: dict[tuple[int, int], AnyGroup] = {}
         self._spare: list[Tensor] = []
@@ -82,12 +82,8 @@ class Rows:
             self._forward_seen = True
         else:
             self._empty_seen = True
-        if self._audit is not None and self._least is Reach.FILLS:
+        if self._audit is not None and self.least is Reach.FILLS:
             self._audit.begin()
-
-    def records(self, reach: Reach) -> bool:
-        """Whether a backward pass that does this about a parameter leaves rows."""
-        return reach >= self._least
 
     def room(
         self, source: Pass, p: nn.Parameter, dtype: torch.dtype, zero: bool
@@ -215,7 +211,7 @@ class Rows:
         task, batch = current_graph_task(), source.batch
         found = self._groups.get((task, batch))
         if found is None:
-            if not self._running() and self._least is Reach.FILLS:
+            if not self._running() and self.least is Reach.FILLS:
                 self._drop_stale()
                 when_backward_ends(self._since_backward.note)
             found = self._new_group(batch, task)

@@ -46,6 +46,7 @@ class StreamedRows:
     ) -> None:
         self.layout = layout
         self.active, self.keeps_products = True, False
+        self.least = Reach.FILLS
         self._use = use
         self._leaves = Leaves()
         self._since_step = Gradients(layout.parameters)
@@ -91,10 +92,6 @@ class StreamedRows:
                 for p in self.layout.parameters
                 if p.requires_grad
             ]
-
-    def records(self, reach: Reach) -> bool:
-        """Whether a backward pass that does this about a parameter leaves rows."""
-        return reach is Reach.FILLS
 
     def room(
         self, source: Pass, p: nn.Parameter, dtype: torch.dtype, zero: bool

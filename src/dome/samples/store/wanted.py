@@ -27,16 +27,6 @@ class Reach(IntEnum):
     FILLS = 2
 
 
-def reach(node: Node) -> Reach:
-    """What the running backward pass does about the gradient that ends in a node."""
-    try:
-        runs = will_run(node)
-    except RuntimeError:
-        # Torch refuses to answer for a leaf that autograd.grad() was asked for.
-        return Reach.COMPUTES
-    return Reach.FILLS if runs else Reach.NOTHING
-
-
 class Leaves:
     """The nodes of the graph where the gradients of parameters end.
 
@@ -59,7 +49,12 @@ class Leaves:
                 # Inside torch.func, which has graphs of its own and fills no .grad.
                 return Reach.COMPUTES
             self._nodes[id(p)] = found
-        return reach(found[2])
+        try:
+            runs = will_run(found[2])
+        except RuntimeError:
+            # Torch refuses to answer for a leaf that autograd.grad() was asked for.
+            return Reach.COMPUTES
+        return Reach.FILLS if runs else Reach.NOTHING
 
 
 class Taker(Protocol):
@@ -77,18 +72,17 @@ class Taker(Protocol):
     Attributes:
         layout: The parameters.
         active: Whether samples are wanted now.
+        least: What a backward pass must do about a parameter to leave samples.
         keeps_products: Whether it is worth offering factors.
     """
 
     layout: Layout
     active: bool
+    least: Reach
     keeps_products: bool
 
     def begin(self, num_samples: int) -> None:
         """A forward pass of so many samples starts."""
-
-    def records(self, reach: Reach) -> bool:
-        """Whether a backward pass that does this about a parameter leaves samples."""
 
     def room(
         self, source: "Pass", p: nn.Parameter, dtype: torch.dtype, zero: bool
@@ -150,7 +144,7 @@ class Wanted:
         found = self._answers.get(id(p))
         if found is None:
             reach = self._leaves.reach(p)
-            takers = [taker for taker in self._takers_of[id(p)] if taker.records(reach)]
+            takers = [taker for taker in self._takers_of[id(p)] if reach >= taker.least]
             found = self._answers[id(p)] = (reach > Reach.NOTHING, tuple(takers))
         return found
 

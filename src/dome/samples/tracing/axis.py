@@ -41,7 +41,7 @@ class Axis:
 
     def is_whole(self, rows: Tensor) -> bool:
         """Whether row b is sample b."""
-        return len(rows) == self.batch
+        return rows.shape[0] == self.batch
 
     def deeper(self) -> "Axis":
         """The same samples with one dimension more at the end."""
@@ -77,7 +77,7 @@ class Axis:
 
     def fold(self, rows: Tensor) -> Tensor:
         """Sum rows (outer·B·inner, ...) to samples (B, ...)."""
-        if len(rows) == self.batch:
+        if rows.shape[0] == self.batch:
             return rows
         return rows.unflatten(0, (-1, self.batch, self.inner)).sum((0, 2))
 

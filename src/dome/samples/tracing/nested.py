@@ -9,17 +9,19 @@ from torch import Tensor
 # A tensor, a number, a container of them: torch types it no closer.
 Value = Any
 
+_CONTAINERS = (dict, tuple, list)
+
 
 def tensors(value: Value) -> list[Tensor]:
     """Every tensor inside nested tuples, lists and dicts."""
     if isinstance(value, Tensor):
         return [value]
     found: list[Tensor] = []
-    if isinstance(value, dict | tuple | list):
+    if isinstance(value, _CONTAINERS):
         for part in value.values() if isinstance(value, dict) else value:
             if isinstance(part, Tensor):
                 found.append(part)
-            elif isinstance(part, dict | tuple | list):
+            elif isinstance(part, _CONTAINERS):
                 found += tensors(part)
     return found
 

@@ -129,7 +129,7 @@ class Trace:
 
     def mark_axis(self, t: Tensor, place: Place | None) -> None:
         """Remember where a tensor holds its samples."""
-        self.mark(t, Batched(place))
+        self._known[id(t)] = (weakref.ref(t), Batched(place))
 
     def axis(self, t: Tensor) -> Axis | None:
         """Where a tensor holds samples, None if not in a regular layout."""
