@@ -1,12 +1,13 @@
 """What capturing per-sample gradients costs here, against another checkout of dome.
 
-    python benchmarks/capture.py ../dome-before [--rounds 40]
+    python benchmarks/capture.py ../dome-before [--rounds 8] [--starts 4]
 
 Forward pass, ``backward()`` and taking the rows, without a filter: of this checkout, of
 the other one, and of neither (plain). Each side is a process of its own with one thread
 and takes a few steps in turn, so that a host of several speeds is equally kind to all.
-A ratio is that of the medians of one round; printed are the median of the rounds and
-their quartiles, and beside it the ratio of the fastest steps of all rounds.
+Processes are started anew a few times, because where their memory lies makes a step
+some per cent faster or slower. A ratio is that of the medians of one round; printed are the
+median of the rounds and their quartiles, and the ratio of the fastest steps of all.
 
 The other checkout may be as old as version 0.1.
 """
@@ -130,56 +131,60 @@ class Side:
         self._process.wait()
 
 
-def _spread(values: list[float]) -> str:
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.3f} ({low:.3f} - {high:.3f})"
+Round = dict[str, list[float]]
+
+
+def _round(sides: dict[str, Side], model_name: str, batch: int, number: int) -> Round:
+    """The times of a few steps of each side, in an order that changes."""
+    order = list(sides) if number % 2 else list(sides)[::-1]
+    return {
+        name: sides[name].seconds(model_name, batch, STEPS[batch]) for name in order
+    }
+
+
+def _ratio(middle: dict[str, list[float]], a: str, b: str) -> str:
+    pairs = zip(middle[a], middle[b], strict=True)
+    low, half, high = statistics.quantiles([x / y for x, y in pairs], n=4)
+    return f"{half:.3f} ({low:.3f} - {high:.3f})"
 
 
 def main() -> None:
     """Print one line a case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("other", type=Path, help="another checkout of dome")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--starts", type=int, default=4)
     parser.add_argument("--only", default="", help="cases whose name has this in it")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve)
         return
-    sides = {
-        "other": Side("captured", options.other.resolve()),
-        "here": Side("captured", HERE),
-        "plain": Side("plain", HERE),
-    }
+    cases = [case for case in CASES if options.only in f"{case[0]} {case[1]}"]
+    rounds: dict[tuple[str, int], list[Round]] = {case: [] for case in cases}
+    for _ in range(options.starts):
+        sides = {
+            "other": Side("captured", options.other.resolve()),
+            "here": Side("captured", HERE),
+            "plain": Side("plain", HERE),
+        }
+        for case in cases:
+            rounds[case] += [_round(sides, *case, n) for n in range(options.rounds)]
+        for side in sides.values():
+            side.stop()
     print("| | here / other | fastest | here / plain | other / plain | plain |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for model_name, batch in CASES:
-        if options.only not in f"{model_name} {batch}":
-            continue
-        rounds: list[dict[str, list[float]]] = []
-        for number in range(options.rounds):
-            order = list(sides) if number % 2 else list(sides)[::-1]
-            rounds.append(
-                {
-                    name: sides[name].seconds(model_name, batch, STEPS[batch])
-                    for name in order
-                }
-            )
-        middle = {n: [statistics.median(r[n]) for r in rounds] for n in sides}
-        least = {n: min(min(r[n]) for r in rounds) for n in sides}
-
-        def ratio(a: str, b: str, middle: dict[str, list[float]] = middle) -> str:
-            return _spread([x / y for x, y in zip(middle[a], middle[b], strict=True)])
-
+    for (model_name, batch), found in rounds.items():
+        middle = {
+            name: [statistics.median(r[name]) for r in found] for name in found[0]
+        }
+        least = {name: min(min(r[name]) for r in found) for name in found[0]}
         print(
-            f"| {model_name}, B = {batch} | {ratio('here', 'other')} "
-            f"| {least['here'] / least['other']:.3f} | {ratio('here', 'plain')} "
-            f"| {ratio('other', 'plain')} "
-            f"| {1e3 * statistics.median(middle['plain']):.1f} ms |",
-            flush=True,
+            f"| {model_name}, B = {batch} | {_ratio(middle, 'here', 'other')} "
+            f"| {least['here'] / least['other']:.3f} "
+            f"| {_ratio(middle, 'here', 'plain')} | {_ratio(middle, 'other', 'plain')} "
+            f"| {1e3 * statistics.median(middle['plain']):.1f} ms |"
         )
-    for side in sides.values():
-        side.stop()
 
 
 if __name__ == "__main__":

@@ -78,7 +78,10 @@ def settled(
     None if they do not; by ids, that is a question to the device.
     """
     if isinstance(place, Axis):
-        return place if place.dim < end else None
+        if place.dim < end:
+            return place
+        # All of a tensor is the sample's that is alone.
+        return Axis(0, 1) if place.batch == 1 and end else None
     if place is None or place.last < end:
         return place
     ids, several = collapsed(place.ids, tuple(range(end, place.ids.ndim)))

@@ -25,6 +25,7 @@ from dome.samples.tracing.picking import (
     repeated,
     reshaped_ids,
     selected,
+    stacked,
     unpacked,
     viewed,
 )
@@ -106,6 +107,7 @@ _RULES: dict[Callable[..., Value], Callable[[Step], Found]] = {
     **dict.fromkeys((*operations("gather"), *ALONG), gathered),
     **dict.fromkeys(operations("repeat_interleave"), repeated),
     **dict.fromkeys(operations("cat", "concat", "concatenate"), joined),
+    **dict.fromkeys(operations("stack"), stacked),
     **dict.fromkeys(operations("embedding", "one_hot"), looked_up),
     **dict.fromkeys(_PRODUCTS, multiplied),
     **dict.fromkeys(operations("masked_select"), masked),

@@ -174,17 +174,36 @@ def joined(step: Step) -> Found:
         return met(step)
     pieces = []
     for t, ids in zip(parts, own, strict=True):
-        if ids is None:
-            nobody = torch.full((1,) * t.ndim, NOBODY, device=t.device)
-        piece = nobody if ids is None else ids
+        piece = _nobody(t) if ids is None else ids
         sizes = [t.shape[d] if d == dim else n for d, n in enumerate(piece.shape)]
         pieces.append(piece.expand(sizes))
-    others = [max(p.shape[d] for p in pieces) for d in range(step.out.ndim)]
+    return _concatenated(pieces, dim), None
+
+
+def stacked(step: Step) -> Found:
+    """``stack``: parts side by side in a dimension of their own."""
+    parts, dim = step.argument(0, "tensors"), step.argument(1, "dim") or 0
+    dim %= step.out.ndim
+    own = [step.ids(t) for t in parts]
+    pieces = [
+        (_nobody(t) if ids is None else ids).unsqueeze(dim)
+        for t, ids in zip(parts, own, strict=True)
+    ]
+    return _concatenated(pieces, dim), None
+
+
+def _nobody(t: Tensor) -> Tensor:
+    return torch.full((1,) * t.ndim, NOBODY, device=t.device)
+
+
+def _concatenated(pieces: list[Tensor], dim: int) -> Tensor:
+    """Ids side by side along a dimension, along the others as large as the largest."""
+    sizes = [max(p.shape[d] for p in pieces) for d in range(pieces[0].ndim)]
     wide = []
     for piece in pieces:
-        others[dim] = piece.shape[dim]
-        wide.append(piece.expand(others))
-    return torch.cat(wide, dim), None
+        sizes[dim] = piece.shape[dim]
+        wide.append(piece.expand(sizes))
+    return torch.cat(wide, dim)
 
 
 def packed(step: Step) -> Found:
