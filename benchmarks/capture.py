@@ -6,8 +6,8 @@ Forward pass, ``backward()`` and taking the rows, without a filter: of this chec
 the other one, and of neither (plain). Each side is a process of its own with one thread
 and takes a few steps in turn, so that a host of several speeds is equally kind to all.
 Processes are started anew a few times, because where their memory lies makes a step
-some per cent faster or slower. A ratio is that of the medians of one round; printed are the
-median of the rounds and their quartiles, and the ratio of the fastest steps of all.
+some per cent faster or slower. A ratio is that of the medians of one round; printed
+are the median of the rounds and their quartiles, and the ratio of the fastest steps.
 
 The other checkout may be as old as version 0.1.
 """
