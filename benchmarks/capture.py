@@ -84,7 +84,7 @@ def _step(kind: str, model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Non
     return step
 
 
-def serve(kind: str) -> None:
+def serve(kind: str, clock: Callable[[], float]) -> None:
     """Answer requests ``model batch number`` by the seconds of so many steps."""
     torch.set_num_threads(1)
     ready: dict[tuple[str, int], Callable[[], None]] = {}
@@ -97,9 +97,9 @@ def serve(kind: str) -> None:
                 ready[case]()
         seconds = []
         for _ in range(int(number)):
-            start = time.perf_counter()
+            start = clock()
             ready[case]()
-            seconds.append(time.perf_counter() - start)
+            seconds.append(clock() - start)
         print(*seconds, flush=True)
 
 
@@ -109,11 +109,13 @@ class Side:
     Args:
         kind: "plain" or "captured".
         tree: The checkout whose code it runs.
+        busy: Whether other work on this machine is not to count.
     """
 
-    def __init__(self, kind: str, tree: Path) -> None:
+    def __init__(self, kind: str, tree: Path, busy: bool) -> None:
+        command = [sys.executable, __file__, str(tree), "--serve", kind]
         self._process = subprocess.Popen(
-            [sys.executable, __file__, str(tree), "--serve", kind],
+            [*command, "--busy"] if busy else command,
             env=os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -155,18 +157,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--starts", type=int, default=4)
     parser.add_argument("--only", default="", help="cases whose name has this in it")
+    parser.add_argument(
+        "--busy", action="store_true", help="seconds of a processor, not of the clock"
+    )
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(options.serve)
+        serve(options.serve, time.process_time if options.busy else time.perf_counter)
         return
     cases = [case for case in CASES if options.only in f"{case[0]} {case[1]}"]
     rounds: dict[tuple[str, int], list[Round]] = {case: [] for case in cases}
     for _ in range(options.starts):
         sides = {
-            "other": Side("captured", options.other.resolve()),
-            "here": Side("captured", HERE),
-            "plain": Side("plain", HERE),
+            "other": Side("captured", options.other.resolve(), options.busy),
+            "here": Side("captured", HERE, options.busy),
+            "plain": Side("plain", HERE, options.busy),
         }
         for case in cases:
             rounds[case] += [_round(sides, *case, n) for n in range(options.rounds)]
