@@ -107,10 +107,10 @@ class Formed:
         done = 0
         for columns, part in self._parts():
             yield Combination(slice(done, columns.start))
-            for one in part.combinations(V, X):
-                yield one._replace(columns=columns)
+            ((_, wide, small, prepare),) = part.combinations(V, X)
+            yield Combination(columns, wide, small, prepare)
             done = columns.stop
-            del part, one
+            del part, wide
         yield Combination(slice(done, None))
 
     def coordinates(self, S: Tensor, Q: Tensor | None, shard: Shard) -> Steps[Tensor]:
