@@ -107,8 +107,8 @@ class Formed:
         done = 0
         for columns, part in self._parts():
             yield Combination(slice(done, columns.start))
-            ((_, wide, small, prepare),) = part.combinations(V, X)
-            yield Combination(columns, wide, small, prepare)
+            ((_, wide, own, prepare),) = part.combinations(V, X)
+            yield Combination(columns, wide, own, prepare)
             done = columns.stop
             del part, wide
         yield Combination(slice(done, None))
