@@ -1,9 +1,13 @@
+import signal
 import subprocess
 
 import pytest
 import torch
 
 torch.set_num_threads(1)  # small matrices: a second thread costs more than it brings
+# A shell starts what runs in the background with Ctrl-C ignored, and tests press it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
