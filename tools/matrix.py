@@ -46,6 +46,7 @@ error
 ignore::DeprecationWarning
 ignore::FutureWarning
 ignore::PendingDeprecationWarning
+ignore:Guards may run slower on Python:RuntimeWarning
 error::DeprecationWarning:dome
 error::FutureWarning:dome
 """

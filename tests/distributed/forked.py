@@ -2,9 +2,10 @@
 
 python forked.py FOLDER SCRIPT NUM_WORKERS ...
 
-Importing torch takes longer than most of what a worker does. Each calls the script's
-``main`` with its rank and P as first arguments; what it prints goes to FOLDER/output.0,
-... and how all of them ended to FOLDER/codes.json.
+Importing torch takes longer than most of what a worker does. The script's ``prepare``,
+if it has one, runs before they are forked. Each calls its ``main`` with its rank and P
+as first arguments; what it prints goes to FOLDER/output.0, ... and how all of them
+ended to FOLDER/codes.json.
 """
 
 import json
@@ -17,7 +18,9 @@ from pathlib import Path
 def main():
     folder, script = Path(sys.argv[1]), sys.argv[2]
     sys.argv = [script, "no rank yet", *sys.argv[3:]]
-    work = runpy.run_path(script, run_name="forked")["main"]
+    script_names = runpy.run_path(script, run_name="forked")
+    work = script_names["main"]
+    script_names.get("prepare", bool)()
     children = {}
     for rank in range(int(sys.argv[2])):
         child = os.fork()

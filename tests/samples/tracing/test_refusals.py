@@ -116,7 +116,9 @@ def test_operation_that_cannot_be_split_by_sample_is_named():
         def backward(ctx, delta):
             return delta, delta.sum(0)
 
-    model = Then(lambda m, x: Opaque.apply(x, m.w), w=vector(3))
+    # Of two signs: a gradient of (4, 4, 4) is no penalty's on these.
+    w = nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
+    model = Then(lambda m, x: Opaque.apply(x, m.w), w=w)
     source = attach(model)
     model(torch.randn(4, 3)).sum().backward()
     with pytest.raises(
