@@ -25,7 +25,7 @@ from dome.trackers.streaming import StreamingBasis, Verdict
 
 # Squared share of a column of Y outside the earlier ones, below which it is rounding.
 FLOOR = {torch.float32: 1e-10, torch.float64: 1e-13}
-INEXACT = 0.05  # the same, below which U = Y R⁻¹ costs more than a digit
+INEXACT = 0.05  # the same, of all columns, below which Y R⁻¹ costs half a digit
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,10 @@ class StreamingPower(StreamingBasis):
             R_inverse, own = yield small
             missing = own <= floor
             turn = yield from self._U.turn(s[:, None] * R_inverse)
-            more = (own.min(), missing.sum())
+            # By how much rounding counts in Y R⁻¹: columns that each have enough of
+            # their own may together have little.
+            magnified = (C.diagonal().sqrt()[:, None] * R_inverse).square().amax()
+            more = (torch.minimum(own.min(), 1 / magnified), missing.sum())
             verdict = yield from self._verdict(questions, turn, *more)
             least, num = verdict.more
             if is_deficient or verdict.wants_care or verdict.is_constant or not num:

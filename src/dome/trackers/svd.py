@@ -172,6 +172,10 @@ class IncrementalSVD(StreamingBasis):
         ratio = torch.where(keep, theta[-1:] / theta, 0.0)[:, None]
         uneven = (X[K:].square() * ratio).sum(dim=0).amax()
         cancelled = length.sqrt() * M.norm(dim=0).amax()
+        # eigh mixes short directions with those that are not there, where U has no
+        # column and the batch no direction: so much of a column's length is missing.
+        absent = torch.cat([past <= 0, ~keep])[:, None]
+        missing = (X.square() * absent).sum(dim=0).amax()
         return Folded(
             values=torch.where(known, values[:K], 0.0),
             rank=known.sum(),
@@ -179,7 +183,7 @@ class IncrementalSVD(StreamingBasis):
             M=M,
             V=V,
             HHM=V @ (V.T @ M) + inner @ M,
-            doubt=eps * (10 * uneven + cancelled),
+            doubt=eps * (10 * uneven + cancelled) + missing,
         )
 
     def _overwrite_(

@@ -1,3 +1,5 @@
+from random import Random
+
 import pytest
 import torch
 
@@ -65,3 +67,12 @@ def test_a_planted_fault_is_found(fault, monkeypatch):
     _, broken = problems(300, seed=2)
     assert broken
     assert any(words in problem for problem in broken)
+
+
+@pytest.mark.parametrize("world", [1095, 1552, 3959])
+def test_what_broke_once_holds(world):
+    # A direction 10⁻¹¹ as long as the first, mixed with one that was not there; seven
+    # columns of which each has enough of its own, and all together have little.
+    rng, found = Random(f"0 {world}"), soak.Found()
+    assert list(soak._live(hostile.draw_setting(rng), rng, found)) == []
+    assert found.num_updates >= soak.UPDATES_A_WORLD
