@@ -75,6 +75,16 @@ def arrived() -> None:
     _presses = 0
 
 
+def over() -> None:
+    """All is done and told: there is nothing left that Ctrl-C could stop.
+
+    Python hears no signal while it takes itself apart. What is pressed then would look
+    like a press that was lost.
+    """
+    if signal.getsignal(signal.SIGINT) is _pressed:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def leave() -> NoReturn:
     """End an interrupted process with the code for that.
 

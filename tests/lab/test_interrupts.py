@@ -143,9 +143,10 @@ def interrupted(moment, folder):
         start_new_session=True,
     )
     time.sleep(seconds)
-    if process.poll() is not None:
+    # All is done when it ignores Ctrl-C: Python takes itself apart.
+    if process.poll() is not None or has_signal(process.pid, "SigIgn"):
         return "over", words, process.communicate()[1]
-    was_handled = handles_interrupts(process.pid)
+    was_handled = has_signal(process.pid, "SigCgt")
     os.killpg(process.pid, signal.SIGINT)
     try:
         _, complaint = process.communicate(timeout=30)
@@ -163,14 +164,21 @@ def interrupted(moment, folder):
     return process.returncode, words, complaint
 
 
-def handles_interrupts(pid):
-    """Whether a process has a handler for Ctrl-C, by the system's word."""
+def has_signal(pid, kind):
+    """Whether a process handles Ctrl-C, or ignores it, by the system's word."""
     status = Path(f"/proc/{pid}/status")
-    if not status.exists():  # not Linux: it is held to having one
-        return True
+    if not status.exists():  # not Linux: it is held to having a handler
+        return kind == "SigCgt"
     lines = status.read_text().splitlines()
-    (caught,) = (line.split()[1] for line in lines if line.startswith("SigCgt"))
-    return bool(int(caught, 16) >> (signal.SIGINT - 1) & 1)
+    (mask,) = (line.split()[1] for line in lines if line.startswith(kind))
+    return bool(int(mask, 16) >> (signal.SIGINT - 1) & 1)
+
+
+def test_when_all_is_done_ctrl_c_stops_nothing():
+    code = "interrupts.over()\n" + PRESS + "print('went on')"
+    assert python(INSTALL + code).stdout == "went on\n"
+    code = "signal.signal(signal.SIGINT, signal.default_int_handler)\n" + code
+    assert python(INSTALL + code).stdout == ""  # another's handler is left alone
 
 
 @pytest.mark.slow

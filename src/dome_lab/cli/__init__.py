@@ -46,6 +46,7 @@ def main() -> None:
     except SystemExit as end:
         if end.code == interrupts.INTERRUPTED:
             interrupts.leave()
+        interrupts.over()
         raise
 
 
