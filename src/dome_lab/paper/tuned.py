@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from dome_lab.paper import drawing
 from dome_lab.paper.names import name_of, subset_name
@@ -171,6 +172,10 @@ def draw_way(axes: Axes, cases: Sequence[Case], unit: str) -> None:
                     rate, (x[-1], y[-1]), fontsize=drawing.NOTE, color=drawing.GREY
                 )
     axes.set_xscale("log")
+    # By itself matplotlib labels none, or every minor tick, of less than a decade.
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
     what = "bytes sent, in gradients" if unit == "gradients" else "processor seconds"
     drawing.label(axes, what, "")
 
