@@ -96,6 +96,7 @@ class Formed:
             found = yield from part.largest(shard)
             largest = torch.maximum(largest.to(found), found)
             del part
+        self._room = self._action = None  # the careful ones have their own
         return Formed(self.batch, self.scale, power_for(largest, self.batch.dtype))
 
     def combinations(self, V: Tensor, X: Tensor) -> Iterator[Combination]:
