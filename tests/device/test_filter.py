@@ -16,6 +16,8 @@ OPTIONS = {
     "now and then": {"update_every": 2},
     "half, later": {"strength": 0.5, "warmup": 2},
     "sum": {"loss_reduction": "sum"},
+    "stream": {"stream": True},
+    "stream by columns": {"stream": True, "rank": 2},
     "float64": {"dtype": torch.float64},
     "float64 svd": {"dtype": torch.float64, "tracker": "svd"},
     "float64 layer-wise": {"dtype": torch.float64, "layout": "layerwise"},
