@@ -8,7 +8,8 @@ one per layer; directions are of low rank in every weight; half of the span is t
 out; the span is that of the gradients as Adam scales them. The learning rate of each is
 chosen as in ext04.
 
-Scale cpu: as ext04, without CIFAR-10.
+Scale cpu: as fig03, B = 32, because there are so many; 5 judged seeds. A run takes a
+quarter to a whole minute of one core, and each control has eleven or more.
 """
 
 import math
@@ -33,19 +34,25 @@ from dome_lab.paper.tuning import TEST, Grid, first_trials, search
 
 RATE = 100.0
 POWER_RATE = 28.0  # the least that PowerSGD can send of a ResNet-8
-DIRECTION_RANK = 4
+DIRECTION_RANKS = (4, 1, 2, 8)
 UNFILTERED = "no filter"
 FEEDBACK = ("topk+feedback", "randomk+feedback")
 
 
 def variants(
-    run: Run, ranks: Sequence[int] = (10, 5, 20, 50), power_rate: float = POWER_RATE
+    run: Run,
+    ranks: Sequence[int] = (10, 5, 20, 50),
+    thin_ranks: Sequence[int] = (10, 5, 20),
+    direction_ranks: Sequence[int] = DIRECTION_RANKS,
+    power_rate: float = POWER_RATE,
 ) -> tuple[Run, ...]:
     """No filter, the filter, and every control, from the most to the least telling.
 
     Args:
         run: The filtered run.
         ranks: Smaller ranks.
+        thin_ranks: Those of them that are tried with directions of low rank.
+        direction_ranks: The ranks of those.
         power_rate: The rate of PowerSGD, and of what is compared with it.
     """
     plain = replace(run, rank=None)
@@ -58,9 +65,13 @@ def variants(
         replace(plain, sample_norms="normalised"),
         replace(plain, sample_norms="clipped"),
         *(replace(run, rank=rank) for rank in ranks),
+        *(
+            replace(run, rank=rank, direction_rank=thin)
+            for rank in thin_ranks
+            for thin in direction_ranks
+        ),
         *(replace(run, rank=rank, layout="layerwise") for rank in ranks),
         *(replace(plain, compressor=name) for name in FEEDBACK),
-        replace(run, rank=ranks[0], direction_rank=DIRECTION_RANK),
         replace(run, strength=0.5),
         replace(run, removes="preconditioned"),
         sketch,
@@ -81,11 +92,13 @@ class Config:
 
 SCALES = {
     "paper": Config(),
-    "cpu": Config(compared=variants(ext04.SCALES["cpu"].cases[0])),
+    "cpu": Config(compared=variants(replace(fig03.SCALES["cpu"].run, rate=RATE))),
     "smoke": Config(
         compared=variants(
             replace(fig03.SCALES["smoke"].run, num_train=64, num_test=50, rate=100),
             ranks=(2,),
+            thin_ranks=(2,),
+            direction_ranks=(1,),
         ),
         grid=Grid(rates=(1e-3,), seeds=(100,), most_beyond=0),
         num_seeds=2,
@@ -116,11 +129,16 @@ def later_runs(config: Config, found: Found) -> list[Run]:
 
 
 def parts(config: Config) -> list[Config]:
-    """Every control with what it is compared with: none and the filter, at its rate."""
+    """Every control with what it is compared with: none and the filter, at its rate.
+
+    Directions of low rank are compared with as many exact ones too.
+    """
     found = []
     for rate in dict.fromkeys(run.rate for run in config.compared):
         plain, dome, *others = [run for run in config.compared if run.rate == rate]
-        found += [replace(config, compared=(plain, dome, run)) for run in others]
+        for run in others:
+            compared = dict.fromkeys([plain, dome, replace(run, direction_rank=None)])
+            found.append(replace(config, compared=tuple(compared | {run: None})))
     return found
 
 
@@ -161,6 +179,9 @@ def judge(rows: Sequence[Row]) -> list[Claim]:
         for name in others:
             claims.append(_ahead(name, plain, accuracy))
             claims.append(_as_good(name, dome, accuracy))
+            exact = _name(here[name][0] | {"direction_rank": None})
+            if exact != name:
+                claims.append(_as_good(name, exact, accuracy))
     return claims
 
 
@@ -190,13 +211,14 @@ def _judged(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return dict(sorted(found.items(), key=lambda item: _place(item[1][0])))
 
 
-def _place(row: Row) -> tuple[bool, bool, bool, float, bool]:
+def _place(row: Row) -> tuple[bool, bool, bool, float, bool, float]:
     """Of each rate: the sketch alone, the paper's filter, then all others."""
     is_sketch = row["compressor"] == "gaussian" and row["sample_norms"] is None
     is_plain = is_sketch and row["rank"] is None
     is_dome = is_sketch and _what_is_removed(row) == "DOME"
     rank = math.inf if row["rank"] is None else -number(row, "rank")
-    return row["rate"] != RATE, not is_plain, not is_dome, rank, not is_sketch
+    thin = number(row, "direction_rank") if row["direction_rank"] else math.inf
+    return row["rate"] != RATE, not is_plain, not is_dome, rank, not is_sketch, -thin
 
 
 def _name(row: Row) -> str:
