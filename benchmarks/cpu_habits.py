@@ -38,6 +38,7 @@ def plain_subtraction(vector: Tensor, S: Tensor, c: Tensor) -> None:
 # What is replaced, and by what.
 HABITS: dict[str, tuple[object, str, object]] = {
     "products by pieces": (passes, "sum_of_pieces", plain_product),
+    "Uᵀg as a bag": (cpu, "weighted_rows", passes.sum_of_pieces),
     "U c by pieces": (cpu, "subtract_", plain_subtraction),
     "long blocks to read": (cpu, "VIEW_ROWS", 4096),
 }

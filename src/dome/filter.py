@@ -212,11 +212,16 @@ class GradientFilter(Hooked):
             # A gradient that is not finite would spread to every parameter through
             # U Uᵀ g: it stays as it is, for the user to see.
             projected = self._tracker.project_out(g, strength)
-            filtered = torch.where(g.isfinite().all(), projected, g)
+            filtered = torch.where(is_finite(g), projected, g)
         self._norms = norm_of(g), norm_of(filtered)
         passed = pass_through(self._options.stages, filtered)
         if passed is not g:
             self._layout.scatter_(passed)
+
+
+def is_finite(vector: Tensor) -> Tensor:
+    """Whether all numbers are, on their device: a fifth of ``isfinite().all()``."""
+    return torch.stack(torch.aminmax(vector)).isfinite().all()
 
 
 def norm_of(vector: Tensor) -> Tensor:

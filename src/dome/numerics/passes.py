@@ -52,9 +52,11 @@ def multiply(wide: Tensor, tall: Tensor, dtype: torch.dtype | None = None) -> Te
     Products are formed in ``dtype``, by default that of ``tall``, at least float32.
     """
     dtype = dtype or compute_dtype(tall.dtype)
+    alone = len(wide) == 1 and tall.device.type == "cpu"
+    kernel = cpu.weighted_rows if alone else sum_of_pieces
     total = tall.new_zeros(len(wide), tall.shape[1], dtype=torch.float64)
     for rows in _readable_blocks(dtype, tall, wide):
-        total += sum_of_pieces(wide[:, rows].to(dtype), tall[rows].to(dtype))
+        total += kernel(wide[:, rows].to(dtype), tall[rows].to(dtype))
     return total
 
 
@@ -98,6 +100,8 @@ def squared_norms(G: Tensor) -> Tensor:
 def subtract_combination(vector: Tensor, S: Tensor, c: Tensor) -> Tensor:
     """v − S c for a vector (D,) and coordinates (K,)."""
     dtype = compute_dtype(S.dtype)
+    # Copied first, on all threads: a bag's kernel leaves the upper halves of vector
+    # registers in use, and products would crawl until another kernel clears them.
     result, c = vector.clone(), c.to(dtype)
     by_pieces = S.device.type == "cpu" and vector.dtype == dtype
     for rows in _readable_blocks(dtype, S):
