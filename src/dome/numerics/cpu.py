@@ -4,7 +4,8 @@ Shapes: S (D, K) tall. Tuned on two cores of an x86 server, ResNet-8 with D = 78
 parameters, K = 100. Of a filtered step on two threads, at B = 16 and 128, they gain:
 PIECE_ROWS 9 and 1 %, VIEW_ROWS 7 and 3 %, ``subtract_`` 5 and 3 %; on one thread
 nothing. ``weighted_rows`` gains 3.5 % of a step with ``update_every=10``. BLOCK_NUMBERS
-bounds memory. ``benchmarks/cpu_habits.py`` measures it, docs/architecture.md has the table.
+bounds memory. ``benchmarks/cpu_habits.py`` measures it, and
+docs/architecture.md has the table.
 """
 
 from collections.abc import Iterator
