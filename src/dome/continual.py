@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dome import state as states
 from dome.filter import GradientFilter
+from dome.numerics.arithmetic import own_arithmetic
 from dome.parameters import Layout
 from dome.samples import per_sample_gradients
 
@@ -109,7 +110,7 @@ class EWC:
             )
         self._add(fisher / number, self._parameters().detach())
 
-    @torch.no_grad()
+    @own_arithmetic
     def _add(self, fisher: Tensor, place: Tensor) -> None:
         """Γ F (θ − a)² + f (θ − p)² = (Γ F + f) (θ − a')² + constant."""
         old = self.decay * self._fisher
@@ -123,7 +124,7 @@ class EWC:
         self._fisher = total
         self._num_tasks += 1
 
-    @torch.no_grad()
+    @own_arithmetic
     def _drawn(self, x: Tensor, generator: torch.Generator | None) -> Tensor:
         chances = self._model(x).softmax(dim=1)
         return torch.multinomial(chances, 1, generator=generator).squeeze(1)
@@ -134,7 +135,7 @@ class EWC:
         parabola = (self._fisher * apart.square()).sum()
         return self.strength / 2 * (parabola + self._constant.to(parabola.dtype))
 
-    @torch.no_grad()
+    @own_arithmetic
     def gradient(self) -> Tensor:
         """Gradient of the penalty, λ F (θ − a), shape (D,)."""
         return self.strength * self._fisher * (self._parameters() - self._anchor)

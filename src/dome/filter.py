@@ -17,6 +17,7 @@ from dome import state as states
 from dome.diagnostics import FilterStats, collect_stats
 from dome.hooking import Hooked
 from dome.newcomers import Newcomers
+from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.factors import FactorBatch
 from dome.numerics.shard import Shard, Total, alone
 from dome.options import Downstream, FilterOptions, signature_of
@@ -72,7 +73,7 @@ class GradientFilter(Hooked):
 
     __signature__ = signature_of(leading=("model", "rank"), more=("parameters",))
 
-    @torch.no_grad()
+    @own_arithmetic
     def step(self) -> None:
         """Take the samples of this step, turn the basis, filter ``.grad`` in place."""
         start, step = time.perf_counter(), self._num_steps
@@ -91,15 +92,11 @@ class GradientFilter(Hooked):
         self._seconds = time.perf_counter() - start + self._streaming
         self._streaming = 0.0
 
-    @torch.no_grad()
+    @own_arithmetic
     def _turn(self, name: str, rows: Tensor) -> None:
         """With ``stream``, line 6 for one layer, while backward() goes on."""
         start = time.perf_counter()
-        # backward() may be called under autocast, where products keep 8 bits.
-        with torch.autocast(rows.device.type, enabled=False):
-            self._tracker.update_block(
-                name, rows, self._options.sample_scale(len(rows))
-            )
+        self._tracker.update_block(name, rows, self._options.sample_scale(len(rows)))
         self._streaming += time.perf_counter() - start
 
     def watch(self, *inputs: object) -> AbstractContextManager[None]:
@@ -129,7 +126,7 @@ class GradientFilter(Hooked):
         """
         self._source.expect(loss)
 
-    @torch.no_grad()
+    @own_arithmetic
     def observe(self, grads: Tensor) -> None:
         """Turn the basis towards gradient samples of your own, shape (B, D)."""
         if grads.dim() != 2 or grads.shape[1] != self._layout.dim:
@@ -145,12 +142,12 @@ class GradientFilter(Hooked):
         self._tracker.update(grads)
         self._observed = True  # so that a step without samples is no error
 
-    @torch.no_grad()
+    @own_arithmetic
     def filter_(self) -> None:
         """Filter ``.grad`` with the basis as it is, without counting a step."""
         self._filter(self._options.strength_at(self._num_steps))
 
-    @torch.no_grad()
+    @own_arithmetic
     def project_out(self, grads: Tensor) -> Tensor:
         """Gradient samples (B, D) without their part in the tracked span."""
         filtered = grads.clone()

@@ -21,6 +21,9 @@ from torch.utils.hooks import RemovableHandle
 try:
     # The abstract kinds behind BatchNorm1d, 2d, 3d and their synchronised and lazy
     # forms, under these names since torch 1.
+    # Switches autocast off for all devices at once, also for those that have none, of
+    # which torch.autocast wants to be told. Torch 2.6 to 2.15.
+    from torch._C import _DisableAutocast as no_autocast
     from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
     from torch.nn.modules.instancenorm import _InstanceNorm as AnyInstanceNorm
 
@@ -62,6 +65,7 @@ __all__ = [
     "in_reentrant_checkpoint",
     "inside_transform",
     "is_compiled",
+    "no_autocast",
     "norms_of",
     "not_a_view",
     "raising_if_differentiated",

@@ -17,6 +17,7 @@ OPTIONS = {
     "half, later": {"strength": 0.5, "warmup": 2},
     "sum": {"loss_reduction": "sum"},
     "stream": {"stream": True},
+    "stream by layers": {"stream": True, "layout": "layerwise"},
     "stream by columns": {"stream": True, "rank": 2},
     "float64": {"dtype": torch.float64},
     "float64 svd": {"dtype": torch.float64, "tracker": "svd"},

@@ -28,6 +28,7 @@ STEP = {
     "forgetting": ({"forget": 0.3}, 2),
     "layer-wise": ({"layout": "layerwise"}, 3),
     "layer-wise, other ranks": ({"layout": "layerwise", "rank": {"0": 3, "2": 2}}, 3),
+    "stream": ({"stream": True}, 2),
     "a sketch": ({"after": GaussianSketch(4.0)}, 3),
     # Eigenvectors of small matrices: torch looks whether each eigh went well.
     "oversampled": ({"oversample": 4}, 3),
@@ -96,6 +97,13 @@ def test_stats_wait_once(name, simulated):
     options, _ = STEP[name]
     for _, _, after in steps(simulated, **options):
         assert len(after) == 1, told(after)
+
+
+def test_a_stream_by_layers_waits_once_a_layer_and_not_at_the_step(simulated):
+    _, *settled = steps(simulated, stream=True, layout="layerwise")
+    for before, during, _ in settled:
+        assert len(before) == 2, told(before)  # layers with samples
+        assert not during, told(during)
 
 
 def test_waits_do_not_grow_with_the_number_of_layers(simulated):

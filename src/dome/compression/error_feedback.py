@@ -15,6 +15,7 @@ from torch import Tensor
 from dome.compression.message import Message
 from dome.compression.protocol import Compressor, Unbiased
 from dome.compression.vector import check_shape
+from dome.numerics.arithmetic import own_arithmetic
 
 INNER = "compressor."
 
@@ -67,7 +68,7 @@ class ErrorFeedback:
             return 1.0
         return 1 / (1 + cast("Unbiased", self.compressor).variance(dim))
 
-    @torch.no_grad()
+    @own_arithmetic
     def encode(self, vector: Tensor) -> Message:
         """The message of a vector (D,) and the memory; the memory keeps the rest."""
         carried = self.carried(vector)
@@ -75,13 +76,13 @@ class ErrorFeedback:
         self.remember(carried - self.decode(message))
         return message
 
-    @torch.no_grad()
+    @own_arithmetic
     def decode(self, message: Message) -> Tensor:
         """The vector recovered from a message, shape (D,)."""
         recovered = self.compressor.decode(message.wrapped())
         return recovered * self.scale(len(recovered))
 
-    @torch.no_grad()
+    @own_arithmetic
     def __call__(self, vector: Tensor) -> Tensor:
         """What arrives of a vector of shape (D,) and the memory."""
         carried = self.carried(vector)

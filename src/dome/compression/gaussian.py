@@ -15,6 +15,7 @@ from dome.compression.method import Parts
 from dome.compression.noise import DEFAULT_SEED, Noise
 from dome.compression.rate import num_sent, sketch_format
 from dome.compression.vector import check_shape, power_of_two
+from dome.numerics.arithmetic import own_arithmetic
 
 BLOCK_NUMBERS = 2**20  # of R that exist at a time
 
@@ -72,7 +73,7 @@ class GaussianSketch:
         """ω = (D + 1)/M, with E‖C(g) − g‖² = ω ‖g‖²."""
         return (dim + 1) / self.sketch_size(dim)
 
-    @torch.no_grad()
+    @own_arithmetic
     def __call__(self, vector: Tensor) -> Tensor:
         """A draw of Rᵀ R g for a vector of shape (D,), which need not be finite."""
         check_shape(vector)

@@ -20,6 +20,7 @@ from dome.compression.format import Format
 from dome.compression.message import Message
 from dome.compression.noise import Noise, Silence
 from dome.compression.vector import check_finite, check_recovered, check_shape
+from dome.numerics.arithmetic import own_arithmetic
 
 Parts = Sequence[Tensor]
 
@@ -64,7 +65,7 @@ def num_bits(self: Reader, dim: int) -> int:
     return self.format.num_bits(dim)
 
 
-@torch.no_grad()
+@own_arithmetic
 def encode(self: Method, vector: Tensor) -> Message:
     """The message of a vector of shape (D,), at the next step."""
     step, parts = _sent(self, vector)
@@ -73,7 +74,7 @@ def encode(self: Method, vector: Tensor) -> Message:
     return self.format.write(vector, step, parts)
 
 
-@torch.no_grad()
+@own_arithmetic
 def decode(self: Reader, message: Message) -> Tensor:
     """The vector recovered from a message, shape (D,), of the dtype it had."""
     header, parts = self.format.read(message)
@@ -82,7 +83,7 @@ def decode(self: Reader, message: Message) -> Tensor:
     return vector
 
 
-@torch.no_grad()
+@own_arithmetic
 def round_trip(self: Method, vector: Tensor) -> Tensor:
     """What arrives of a vector of shape (D,): the message's, without its bytes."""
     step, parts = _sent(self, vector)

@@ -25,6 +25,7 @@ from dome.compression.message import Message
 from dome.compression.method import Parts
 from dome.compression.noise import DEFAULT_SEED, Noise
 from dome.compression.vector import check_finite, check_recovered, check_shape
+from dome.numerics.arithmetic import own_arithmetic
 from dome.parameters import Layout
 
 
@@ -109,7 +110,7 @@ class PowerSGD:
     def __repr__(self) -> str:
         return f"PowerSGD({len(self._parts.matrices)} matrices, rank={self.rank})"
 
-    @torch.no_grad()
+    @own_arithmetic
     def encode(self, vector: Tensor) -> Message:
         """The message of a vector of shape (D,), at the next step."""
         step, Q, numbers = self._sent(vector)
@@ -117,7 +118,7 @@ class PowerSGD:
         self._go_on(Q, step)
         return self.format.write(vector, step, [numbers])
 
-    @torch.no_grad()
+    @own_arithmetic
     def __call__(self, vector: Tensor) -> Tensor:
         """What arrives of a vector of shape (D,)."""
         step, Q, numbers = self._sent(vector)
@@ -133,7 +134,7 @@ class PowerSGD:
         P, Q, rest = sent.split([own.num_left, own.num_right, own.num_rest])
         return own.assembled(P, Q, rest)
 
-    @torch.no_grad()
+    @own_arithmetic
     def encode_left(self, vector: Tensor) -> Message:
         """Phase 1: M Q₋₁ and the rest of a vector (D,), to be summed over workers."""
         vector, step, right = self._begin(vector)
@@ -145,7 +146,7 @@ class PowerSGD:
         self._exchange = Exchange(vector, step)
         return self._left_format.write(vector, step, [numbers])
 
-    @torch.no_grad()
+    @own_arithmetic
     def encode_right(self, total: Message) -> Message:
         """Phase 2: Mᵀ P with the P of the summed lefts, to be summed over workers."""
         begun, own = self._begun(), self._parts
@@ -157,7 +158,7 @@ class PowerSGD:
         self._exchange = replace(begun, left=P, rest=rest)
         return self._right_format.write(begun.vector, begun.step, [Q])
 
-    @torch.no_grad()
+    @own_arithmetic
     def decode_right(self, total: Message) -> Tensor:
         """The end: P Qᵀ of the sum of all vectors, shape (D,)."""
         begun = self._begun()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dome.numerics.angles import principal_angles
+from dome.numerics.arithmetic import own_arithmetic
 from dome.trackers import Tracker
 
 
@@ -28,7 +29,7 @@ class Drift:
         self._before: dict[str, Tensor] | None = None
         self._num_seen = 0
 
-    @torch.no_grad()
+    @own_arithmetic
     def observe(self, trackers: Mapping[str, Tracker]) -> Tensor | None:
         """Take note of a step; every n-th one is compared with the n-th before.
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.passes import multiply, squared_norms
 
 
@@ -45,7 +46,7 @@ class SignalToNoise:
         return self.signal / self.noise
 
 
-@torch.no_grad()
+@own_arithmetic
 def signal_to_noise(grads: Tensor, basis: Tensor | None = None) -> SignalToNoise:
     """Signal and noise of the mean of gradient samples.
 

@@ -19,6 +19,7 @@ from dome.diagnostics.rank import (
     knee,
     suggest_rank,
 )
+from dome.numerics.arithmetic import own_arithmetic
 from dome.samples import per_sample_gradients
 from dome.samples.batches import Batches, Data
 
@@ -80,7 +81,7 @@ class Spectrum:
         return self.eigenvalues[: max(2, (len(self.eigenvalues) + 1) // 2)]
 
 
-@torch.no_grad()
+@own_arithmetic
 def covariance_eigenvalues(grads: Tensor) -> Tensor:
     """Eigenvalues of (1/N) Σ (g − ḡ)(g − ḡ)ᵀ that can be other than 0, largest first.
 
@@ -98,7 +99,7 @@ def covariance_eigenvalues(grads: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(gram).flip(0)[:num].clamp(min=0)
 
 
-@torch.no_grad()
+@own_arithmetic
 def covariance_eigenpairs(grads: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """The leading eigenvalues of the same covariance, and their directions.
 

@@ -36,6 +36,7 @@ from dome.distributed.traffic import DistributedStats
 from dome.distributed.workers import Workers
 from dome.filter import make_tracker, norm_of, pass_through
 from dome.hooking import Hooked
+from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.factors import FactorBatch
 from dome.options import FilterOptions, signature_of
 from dome.parameters import Layout
@@ -88,7 +89,7 @@ class DirectionsFilter(Hooked):
 
     __signature__ = signature_of(leading=("model", "rank"), more=("parameters",))
 
-    @torch.no_grad()
+    @own_arithmetic
     def step(self) -> None:
         """Turn the directions, average the gradients of all workers, filter them."""
         start, step = time.perf_counter(), self._num_steps

@@ -14,6 +14,7 @@ from torch import Tensor
 from dome.compression import Compressor, ErrorFeedback, Message, PowerSGD
 from dome.distributed.handshake import Handshake, has_gradient, make_room, shake_hands
 from dome.distributed.workers import Workers
+from dome.numerics.arithmetic import own_arithmetic
 from dome.parameters import Layout
 
 SUM = "the sum of the messages of all ranks"
@@ -39,7 +40,7 @@ class Exchange:
     def __repr__(self) -> str:
         return f"Exchange({self._compressor!r})"
 
-    @torch.no_grad()
+    @own_arithmetic
     def __call__(self, vector: Tensor) -> Tensor:
         """The average over workers of what arrives of their vectors (D,)."""
         inner = _inside(self._compressor)

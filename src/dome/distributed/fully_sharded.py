@@ -30,6 +30,7 @@ from dome.distributed.worker_rows import WorkerRows
 from dome.distributed.workers import Workers
 from dome.filter import make_tracker, norm_of
 from dome.hooking import Hooked
+from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.factored import HELD
 from dome.options import FilterOptions
 from dome.parameters import Block, Layout
@@ -84,7 +85,7 @@ class FullyShardedFilter(Hooked):
         self._norms: tuple[Tensor, Tensor] | None = None
         self._seconds = 0.0
 
-    @torch.no_grad()
+    @own_arithmetic
     def step(self) -> None:
         """Turn the basis towards the workers' gradients, filter ``.grad``."""
         start, step = time.perf_counter(), self._num_steps

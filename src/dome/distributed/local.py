@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dome.distributed.workers import Workers
+from dome.numerics.arithmetic import own_arithmetic
 from dome.torch_private import communication_hook
 
 
@@ -41,7 +42,7 @@ class LocalGradients:
         self._model.require_backward_grad_sync = on
         self._model.require_forward_param_sync = on
 
-    @torch.no_grad()
+    @own_arithmetic
     def send_buffers(self) -> None:
         """Give all workers the buffers of the first, where DDP would do so."""
         model = self._model

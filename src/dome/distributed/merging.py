@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dome.distributed.split import Split
 from dome.distributed.workers import Workers
+from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.passes import compute_dtype, gram
 from dome.trackers import Tracker
 
@@ -69,7 +70,7 @@ def check_mergeable(tracker: Tracker, num_workers: int) -> Mergeable:
     return tracker
 
 
-@torch.no_grad()
+@own_arithmetic
 def merge_bases(tracker: Tracker, workers: Workers) -> None:
     """Replace the basis of every worker's tracker by that of their average.
 

@@ -34,6 +34,7 @@ from dome.distributed.traffic import DistributedStats
 from dome.distributed.workers import Workers
 from dome.filter import make_tracker, norm_of, pass_through
 from dome.hooking import Hooked
+from dome.numerics.arithmetic import own_arithmetic
 from dome.options import FilterOptions, signature_of
 from dome.parameters import Layout
 from dome.trackers import Tracker
@@ -99,7 +100,7 @@ class ShardedFilter(Hooked):
 
     __signature__ = signature_of(leading=("model", "rank"), more=("parameters",))
 
-    @torch.no_grad()
+    @own_arithmetic
     def step(self) -> None:
         """Average the gradients of all workers, turn the basis, filter ``.grad``."""
         start, step = time.perf_counter(), self._num_steps

@@ -7,6 +7,7 @@ tracker has not found yet is a column of zeros, and is at a right angle to every
 import torch
 from torch import Tensor
 
+from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.passes import compute_dtype, multiply, row_blocks
 
 
@@ -32,7 +33,7 @@ def largest_angle(V: Tensor, W: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(residual, ord=2).clamp(max=1.0).asin()
 
 
-@torch.no_grad()
+@own_arithmetic
 def principal_angles(V: Tensor, W: Tensor) -> Tensor:
     """Principal angles between two subspaces, in radians, smallest first.
 
@@ -63,7 +64,7 @@ def principal_angles(V: Tensor, W: Tensor) -> Tensor:
     )
 
 
-@torch.no_grad()
+@own_arithmetic
 def subspace_overlap(V: Tensor, W: Tensor) -> float:
     """How much of the smaller of two subspaces lies in the other, in [0, 1].
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dome.numerics import passes
+from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.orthonormal import orthogonality_limit, orthonormalize_
 from dome.numerics.passes import compute_dtype
 from dome.numerics.products import Products, Rows, Samples
@@ -220,7 +221,7 @@ class Factored:
             "Q": no_Q if self._Q is None else self._Q.clone(),
         }
 
-    @torch.no_grad()
+    @own_arithmetic
     def check_state(self, state: Mapping[str, Tensor], required: Tensor) -> None:
         """Refuse a state of another shape or storage, or that is no basis.
 

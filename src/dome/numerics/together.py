@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.shard import Total
 
 T = TypeVar("T")
@@ -97,7 +98,7 @@ Request = Sum | Small | Ask
 Steps = Generator[Request, Any, T]
 
 
-@torch.no_grad()
+@own_arithmetic
 def together(updates: Iterable[Steps[T]]) -> list[T]:
     """Run updates side by side; what each of them returned."""
     running = dict(enumerate(updates))

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from dome import state as states
 from dome.filter import pass_through
 from dome.hooking import Hooked
+from dome.numerics.arithmetic import own_arithmetic
 from dome.options import FilterOptions
 from dome.parameters import Layout
 from dome.privacy.accounting import Budget, divided
@@ -169,7 +169,7 @@ class PrivateFilter(Hooked):
         """Take what the optimizer made of a private gradient; called after its step."""
         self._parameters.settle()
 
-    @torch.no_grad()
+    @own_arithmetic
     def step(self) -> None:
         """Put a private gradient in the place of ``.grad``; count its cost first."""
         check_precision(self._model)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dome import state as states
+from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.factors import FactorBatch
 from dome.numerics.formed import Formed
 from dome.numerics.products import Rows, Samples
@@ -33,7 +34,7 @@ class Blockwise:
     def __iter__(self) -> Iterator[tuple[slice, Tracker]]:
         return iter(zip(self._columns, self.by_name.values(), strict=True))
 
-    @torch.no_grad()
+    @own_arithmetic
     def update(self, grads: Tensor | FactorBatch, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into every block."""
         steps = []
@@ -49,7 +50,7 @@ class Blockwise:
                 tracker.update(grads[:, columns], scale)
         together(steps)
 
-    @torch.no_grad()
+    @own_arithmetic
     def update_block(self, name: str, grads: Tensor, scale: float = 1.0) -> None:
         """The same for one block alone, its columns of the samples (B, D of it)."""
         tracker = self.by_name.get(name)
@@ -66,12 +67,12 @@ class Blockwise:
             return 0
         return len(tracker.column_values)
 
-    @torch.no_grad()
+    @own_arithmetic
     def update_by_action(self, samples: Samples) -> None:
         """Fold in samples that need not be rows, where there is one such tracker."""
         together(t.updating(samples) for _, t in self if is_stepped(t))
 
-    @torch.no_grad()
+    @own_arithmetic
     def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:
         """g without ``strength`` times its part in each block's span, shape (D,)."""
         (first, tracker), *others = self
@@ -82,7 +83,7 @@ class Blockwise:
             filtered[columns] = tracker.project_out(gradient[columns], strength)
         return filtered
 
-    @torch.no_grad()
+    @own_arithmetic
     def project_out_(
         self, grads: Mapping[int, Tensor], strength: float | Tensor
     ) -> Tensor:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.directions import Directions, Shapes
 from dome.numerics.factors import FactorBatch
 from dome.numerics.orthonormal import DEPENDENT, gram_schmidt, inverse_cholesky, sweep
@@ -114,7 +115,7 @@ class LowRankPower:
         self._is_turned = False
         self._newest: Update | Callable[[], Update] | None = None
 
-    @torch.no_grad()
+    @own_arithmetic
     def update(self, grads: Tensor | FactorBatch, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads`` into the estimate.
 
@@ -299,7 +300,7 @@ class LowRankPower:
         C = self._T.T @ self._U.gram(self._U) @ self._T
         return float((C - torch.diag((C.diagonal() > 0).double())).abs().max())
 
-    @torch.no_grad()
+    @own_arithmetic
     def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:
         """g − strength · U N⁻¹ Uᵀ g for a gradient of shape (D,)."""
         filtered = gradient.to(self._dtype, copy=True)
@@ -311,7 +312,7 @@ class LowRankPower:
         self.project_out_(views, strength)
         return filtered.to(gradient.dtype)
 
-    @torch.no_grad()
+    @own_arithmetic
     def project_out_(
         self, grads: Mapping[int, Tensor], strength: float | Tensor = 1.0
     ) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.factored import Factored, Turn
 from dome.numerics.products import Products, Rows
 from dome.numerics.shard import Shard
@@ -100,7 +101,7 @@ class StreamingBasis(ABC):
     def arbitrary_in(self, C: Tensor) -> Tensor:
         """How much of the columns U C is arbitrary: NᵀN, shape (K, K)."""
 
-    @torch.no_grad()
+    @own_arithmetic
     def update(self, grads: Tensor, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into the estimate.
 
@@ -176,7 +177,7 @@ class StreamingBasis(ABC):
         """Largest entry of |UᵀU − I| when it was last measured."""
         return self._ledger.orthogonality_error
 
-    @torch.no_grad()
+    @own_arithmetic
     def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:
         """g − strength · U Uᵀ g for a gradient (D,); g before a sample has turned U."""
         strength = strength if self._is_turned else 0.0
@@ -213,7 +214,7 @@ class StreamingBasis(ABC):
             self._eigenvalues = self._values[: len(self._eigenvalues)]
         self._is_turned = self.effective_rank > 0
 
-    @torch.no_grad()
+    @own_arithmetic
     def become_(
         self, columns: Tensor, values: Tensor, arbitrary: Tensor, num_updates: int
     ) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from dome.numerics.arithmetic import own_arithmetic
 from dome.parameters import Layout, Slot
 from dome.samples.store.group import AnyGroup
 from dome.samples.store.verdict import Finding
@@ -153,7 +154,7 @@ class Audit:
         return listen
 
 
-@torch.no_grad()
+@own_arithmetic
 def entry(
     p: nn.Parameter, slot: Slot, grad: Tensor, groups: Sequence[AnyGroup]
 ) -> Entry:
