@@ -123,8 +123,9 @@ class Layout:
             for p, slot in zip(self.parameters, self.slots, strict=True)
             if p.grad is not None
         }
+        dtype = self.dtype
         plain = all(
-            g.dtype == self.dtype and g.device == self.device and not g.is_sparse
+            g.dtype == dtype and g.device == self.device and not g.is_sparse
             for g in grads.values()
         )
         return grads if grads and plain else None

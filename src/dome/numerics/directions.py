@@ -14,6 +14,7 @@ from torch import Tensor
 from dome.numerics.factors import FactorBatch, Product
 from dome.numerics.shard import Total, alone
 from dome.numerics.thin import Kept, Spread, Thin, is_thin, orthonormal
+from dome.numerics.together import IsTrue, looked_up
 
 # Squared share that one of r columns must have of its own to be a direction.
 FLOOR = {torch.float32: 1e-9, torch.float64: 1e-18}
@@ -152,6 +153,7 @@ class Directions:
         M: Tensor,
         seed: int,
         total: Total,
+        is_true: IsTrue = looked_up,
     ) -> "Directions":
         """U C + Gᵀ M, of which each column keeps rank r in every weight.
 
@@ -162,6 +164,7 @@ class Directions:
             M: Shape (B, K).
             seed: Of random directions in weights where a column has fewer than r.
             total: Adds up tensors over workers with samples of their own.
+            is_true: What to believe of there being none such.
         """
         is_alone = total is alone
         spread = Spread.of(C.to(self.dtype), M.to(self.dtype), self.shapes.rank)
@@ -178,7 +181,7 @@ class Directions:
             X if seen.kept[s].has_past else X + thin.past_left(spread)
             for (s, thin), X in zip(self.thin.items(), lefts[:-1], strict=True)
         ]
-        Ps = orthonormal(stacks, self.num, FLOOR[self.dtype], seed)
+        Ps = orthonormal(stacks, self.num, FLOOR[self.dtype], seed, is_true)
         rights = total(
             *(
                 thin.right_products(P, uses[s], seen.kept[s], spread)

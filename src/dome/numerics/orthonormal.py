@@ -11,7 +11,7 @@ from torch import Tensor
 from dome.numerics.cpu import slices
 from dome.numerics.passes import compute_dtype, gram, recombine_
 from dome.numerics.shard import Shard
-from dome.numerics.together import Ask, Small, Steps, Sum
+from dome.numerics.together import Ask, IsTrue, Small, Steps, Sum, looked_up
 
 CONVERGING = 1e-3  # error from which the next sweep leaves nothing but rounding
 FILLED_ROWS = 4096  # drawn at a time; another number would be other directions
@@ -59,6 +59,37 @@ def gram_schmidt(C: Tensor, floor: float, most: int) -> tuple[Tensor, Tensor]:
         column = q[..., 0] * torch.where(counts, rest, torch.inf).rsqrt().unsqueeze(-1)
         inverse[..., j] = column
     return inverse / lengths.unsqueeze(-1), own
+
+
+def upper_factor(
+    core: Tensor, floor: float, most: int, is_true: IsTrue = looked_up
+) -> tuple[Tensor, Tensor, Tensor]:
+    """R of core = Q R with positive diagonal, its inverse, and open columns.
+
+    Args:
+        core: Symmetric, float64, shape (K, K).
+        floor: Squared share that a column must have of its own.
+        most: How many directions there can be.
+        is_true: What to believe of there being K.
+
+    Returns:
+        R, zero in the rows of columns that depend on earlier ones; R⁻¹, zero in their
+        columns; and a mask of them.
+    """
+    _, R = torch.linalg.qr(core)
+    R = R * R.diagonal().sign()[:, None]
+    own = (R.diagonal() / torch.linalg.vector_norm(core, dim=0)).square()
+    if most >= len(core) and is_true((own > floor).all()):
+        eye = torch.eye(len(core), dtype=core.dtype, device=core.device)
+        inverse = torch.linalg.solve_triangular(R, eye, upper=True)
+        return R, inverse, torch.zeros_like(own, dtype=torch.bool)
+    # Through squares of the columns' lengths, which must not leave the range.
+    size = torch.linalg.matrix_norm(core)
+    size = torch.where(size > 0, size, 1.0)
+    unit = core / size
+    squared = unit @ unit
+    inverse, own = gram_schmidt(squared, floor, most)
+    return inverse.T @ squared * size, inverse / size, own <= floor
 
 
 def _with_unit_diagonal(C: Tensor) -> tuple[Tensor, Tensor]:

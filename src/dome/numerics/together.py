@@ -94,6 +94,33 @@ class Ask:
         return [[next(flat) for _ in request.scalars] for request in requests]
 
 
+IsTrue = Callable[[Tensor], bool]  # what is to be believed of a condition, a scalar
+
+
+def looked_up(condition: Tensor) -> bool:
+    """What a condition is: the device is asked at once."""
+    return bool(condition)
+
+
+class Assumed:
+    """Takes conditions that nearly always hold for true, to be asked about together.
+
+    What is computed on such terms is thrown away where one of them did not hold.
+    """
+
+    def __init__(self) -> None:
+        self._conditions: list[Tensor] = []
+
+    def __call__(self, condition: Tensor) -> bool:
+        """True for now."""
+        self._conditions.append(condition)
+        return True
+
+    def was_right(self) -> tuple[Tensor, ...]:
+        """Whether each of them holds, scalars."""
+        return tuple(self._conditions)
+
+
 Request = Sum | Small | Ask
 Steps = Generator[Request, Any, T]
 

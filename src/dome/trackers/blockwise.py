@@ -39,8 +39,8 @@ class Blockwise:
         """Fold the samples ``scale * grads``, shape (B, D), into every block."""
         steps = []
         for columns, tracker in self:
-            if isinstance(tracker, LowRankPower) and isinstance(grads, FactorBatch):
-                tracker.update(grads.within(columns), scale)
+            if isinstance(tracker, LowRankPower):
+                steps.append(tracker.folding(within(grads, columns), scale))
             elif isinstance(grads, FactorBatch):
                 formed = Formed(grads.within(columns), scale)
                 steps.append(of_any_kind(tracker).updating(formed))
@@ -176,3 +176,10 @@ def ranks_of(blocks: Sequence[Block], rank: int | Mapping[str, int]) -> dict[str
         raise ValueError(f"rank must be at least 1, got {rank}")
     # A layer smaller than the rank is tracked whole.
     return {block.name: min(rank, block.dim) for block in blocks}
+
+
+def within(grads: Tensor | FactorBatch, columns: slice) -> Tensor | FactorBatch:
+    """The samples of some columns alone."""
+    if isinstance(grads, Tensor):
+        return grads[:, columns]
+    return grads.within(columns)

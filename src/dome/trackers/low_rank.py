@@ -19,15 +19,17 @@ against 6 B T n m of a forward and backward pass; K r (n + m) numbers are stored
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.directions import Directions, Shapes
+from dome.numerics.directions import Directions, Products, Shapes
 from dome.numerics.factors import FactorBatch
-from dome.numerics.orthonormal import DEPENDENT, gram_schmidt, inverse_cholesky, sweep
+from dome.numerics.orthonormal import DEPENDENT, inverse_cholesky, sweep, upper_factor
 from dome.numerics.shard import Total, alone
+from dome.numerics.together import Ask, Assumed, IsTrue, Steps, looked_up, together
 from dome.trackers.intake import Intake
 from dome.trackers.protocol import Update
 from dome.trackers.states import check_small, draw_seed
@@ -59,6 +61,22 @@ class Turned:
     T: Tensor
     fresh: Tensor
     is_finite: bool
+
+
+class Sought(NamedTuple):
+    """Y = U T diag(s) + Gᵀ V, of samples G: what U is to become.
+
+    Attributes:
+        s: Shape (K,).
+        V: Weights of the samples, shape (B, K).
+        core: (U T)ᵀ Y, shape (K, K).
+        most: How many directions Y can have.
+    """
+
+    s: Tensor
+    V: Tensor
+    core: Tensor
+    most: int
 
 
 class LowRankPower:
@@ -126,6 +144,10 @@ class LowRankPower:
             grads: Rows (B, D), or samples parameter by parameter.
             scale: Factor on all of them.
         """
+        together([self.folding(grads, scale)])
+
+    def folding(self, grads: Tensor | FactorBatch, scale: float) -> Steps[None]:
+        """The same in steps for ``together``."""
         if isinstance(grads, Tensor):
             self._intake.check(grads)
             grads = FactorBatch.of_rows(grads, self._shapes.columns())
@@ -135,23 +157,41 @@ class LowRankPower:
         past, newest = self._intake.weights()  # (t−1)/t and 1/t; 0 and 1 at t = 1
         s, a = past * self._norms, newest / B
         seen = self._U.products(grads)
-        V, VV, is_finite, is_constant = self._coordinates(seen.GU, scale, B)  # 4-8
+        V, VV, *asked = self._coordinates(seen.GU, scale, B)  # 4-8
+        most = len(s) if past else B - 1
+        sought = Sought(s, scale * a * V, torch.diag(s) + a * VV, most)
+        assumed = Assumed()
+        turned = self._turned(grads, seen, sought, assumed)
+        is_finite, is_constant, *right = yield Ask((*asked, *assumed.was_right()))
         if not is_finite or is_constant:
-            if self._intake.accepts(is_finite):
+            if self._intake.accepts(bool(is_finite)):
                 # W = 0: Y has the columns of U, and λ = s
                 self._norms, self._eigenvalues = s, past * self._eigenvalues
             return
-        # The R of (U T)ᵀ Y, and Z = R⁻¹
-        most = len(s) if past else B - 1
-        core = torch.diag(s) + a * VV
-        R, Z, is_open = upper_factor(core, FLOOR[self._dtype], most)
+        if not all(right):
+            seen = self._U.products(grads)
+            turned = self._turned(grads, seen, sought, looked_up)
+        if self._intake.accepts(turned[0].is_finite):
+            self._take(*turned, s)
+
+    def _turned(
+        self, grads: FactorBatch, seen: Products, sought: Sought, is_true: IsTrue
+    ) -> tuple[Turned, Tensor, Tensor]:
+        """The cut of Y Z for Z = R⁻¹, where R is that of the QR of (U T)ᵀ Y; R and Z.
+
+        Args:
+            grads: The samples.
+            seen: Their products with U, which are used up.
+            sought: Y.
+            is_true: What to believe of what nearly always holds.
+        """
+        s, V, core, most = sought
+        R, Z, is_open = upper_factor(core, FLOOR[self._dtype], most, is_true)
         # 9-14  Y Z = U C + Gᵀ M; the columns of V sum to zero, so that Hᵀ V = Gᵀ V
-        C, M = self._T @ (s[:, None] * Z), scale * a * V @ Z
+        C, M = self._T @ (s[:, None] * Z), V @ Z
         seed = self._seed + self._intake.num_updates
-        cut = self._U.cut(grads, seen, C, M, seed, self._total)
-        new = self._of_length_one(cut, is_open)
-        if self._intake.accepts(new.is_finite):
-            self._take(new, s, R, Z)
+        cut = self._U.cut(grads, seen, C, M, seed, self._total, is_true)
+        return self._of_length_one(cut, is_open, is_true), R, Z
 
     def _num_samples(self, batch: FactorBatch) -> int:
         """B, over all workers."""
@@ -162,7 +202,7 @@ class LowRankPower:
 
     def _coordinates(
         self, GU: Tensor, scale: float, B: int
-    ) -> tuple[Tensor, Tensor, bool, bool]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """V = H U T and VᵀV, in float64; are samples finite, and all the same?"""
         GU = scale * GU.double() @ self._T
         (summed,) = self._total(GU.sum(0))
@@ -172,10 +212,11 @@ class LowRankPower:
         finite = VV.sum().isfinite() & m.sum().isfinite()
         small = ROUNDING * torch.finfo(self._dtype).eps
         constant = VV.trace() <= small**2 * B * m.square().sum()
-        is_finite, is_constant = torch.stack([finite, constant]).tolist()
-        return V, VV, is_finite, is_constant
+        return V, VV, finite, constant
 
-    def _of_length_one(self, U: Directions, is_open: Tensor) -> Turned:
+    def _of_length_one(
+        self, U: Directions, is_open: Tensor, is_true: IsTrue = looked_up
+    ) -> Turned:
         """Directions of length one; random ones where they are open or dependent."""
         N = U.gram(U)
         lengths = N.diagonal().clamp(min=0.0).sqrt()
@@ -184,12 +225,11 @@ class LowRankPower:
         factors = is_there / lengths
         N = N * factors * factors[:, None]
         T, own = inverse_cholesky(N)
-        asked = torch.stack([own.min(), N.sum().isfinite()])
-        least, is_finite = asked.tolist()
-        if is_finite and least <= DEPENDENT:
+        is_finite = is_true(N.sum().isfinite())
+        if is_finite and not is_true(own.min() > DEPENDENT):
             return self._filled(U, lengths, factors, N)
         fresh = torch.zeros_like(is_open)
-        return Turned(U.scaled(factors), lengths, N, T, fresh, bool(is_finite))
+        return Turned(U.scaled(factors), lengths, N, T, fresh, is_finite)
 
     def _filled(
         self, U: Directions, lengths: Tensor, factors: Tensor, N: Tensor
@@ -211,7 +251,7 @@ class LowRankPower:
         lengths = torch.where(fresh, 1.0, lengths)
         return Turned(U.scaled(factors), lengths, N, T, fresh, True)
 
-    def _take(self, new: Turned, s: Tensor, R: Tensor, Z: Tensor) -> None:
+    def _take(self, new: Turned, R: Tensor, Z: Tensor, s: Tensor) -> None:
         """Go on from new directions: λ, what is arbitrary, what is removed."""
         kept = (~new.fresh).double()
         DR = (kept * new.lengths)[:, None] * R  # Y = U D R for the new U
@@ -365,33 +405,3 @@ class LowRankPower:
             state["leading"] = self._leading
             state["leading_eigenvalues"] = self._eigenvalues
         return state | self._intake.state_dict()
-
-
-def upper_factor(
-    core: Tensor, floor: float, most: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """R of core = Q R with positive diagonal, its inverse, and open columns.
-
-    Args:
-        core: Symmetric, float64, shape (K, K).
-        floor: Squared share that a column must have of its own.
-        most: How many directions there can be.
-
-    Returns:
-        R, zero in the rows of columns that depend on earlier ones; R⁻¹, zero in their
-        columns; and a mask of them.
-    """
-    _, R = torch.linalg.qr(core)
-    R = R * R.diagonal().sign()[:, None]
-    own = (R.diagonal() / torch.linalg.vector_norm(core, dim=0)).square()
-    if most >= len(core) and bool((own > floor).all()):
-        eye = torch.eye(len(core), dtype=core.dtype, device=core.device)
-        inverse = torch.linalg.solve_triangular(R, eye, upper=True)
-        return R, inverse, torch.zeros_like(own, dtype=torch.bool)
-    # Through squares of the columns' lengths, which must not leave the range.
-    size = torch.linalg.matrix_norm(core)
-    size = torch.where(size > 0, size, 1.0)
-    unit = core / size
-    squared = unit @ unit
-    inverse, own = gram_schmidt(squared, floor, most)
-    return inverse.T @ squared * size, inverse / size, own <= floor
