@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import dome
 import dome.distributed
@@ -123,6 +124,39 @@ def assert_same_stats(one, other, dtype):
 @check
 def per_sample_equals_one_process_with_the_whole_batch(place):
     assert compare_with_one_process(place, 24) < 1e-9
+
+
+class Checkpointed(nn.Module):
+    """A model that keeps no activations of its first layers, but computes them anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = small_classifier()
+
+    def forward(self, x):
+        *front, last = self.inner
+        return last(checkpoint(nn.Sequential(*front), x, use_reentrant=False))
+
+
+@check
+def activation_checkpointing_leads_where_training_leads_without(place):
+    for options in (
+        {},
+        {"samples": "worker"},
+        {"direction_rank": 2},
+        {"compressor": TopK(4.0)},
+    ):
+        ends = []
+        for build in (small_classifier, Checkpointed):
+            model, optimizer, grad_filter = start(
+                place, 3, model=build(), **copy.deepcopy(options)
+            )
+            for x, y in batches(rng(), 6):
+                step(model, optimizer, mine(place, x), mine(place, y))
+            assert grad_filter.stats.effective_rank > 1, options
+            ends.append(flat(model))
+            grad_filter.detach()
+        torch.testing.assert_close(*ends, **TIGHT)
 
 
 @check

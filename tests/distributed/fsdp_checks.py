@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 
 import dome
 import dome.distributed
@@ -41,10 +42,10 @@ class Net(nn.Module):
         return self.last(self.frozen(self.norm(x)).tanh())
 
 
-def net(dtype=torch.float64, seed=0):
+def net(dtype=torch.float64, seed=0, kind=Net):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Net().to(dtype)
+        model = kind().to(dtype)
     model.frozen.requires_grad_(False)
     model.first.bias.requires_grad_(False)
     return model
@@ -130,6 +131,30 @@ def workers_equal_one_process_with_micro_batches(place):
             values = here.trackers[name].eigenvalues
             torch.testing.assert_close(values, tracker.eigenvalues, **TIGHT)
         here.detach()
+
+
+class Checkpointed(Net):
+    """Computes the activations of its middle anew in the backward pass."""
+
+    def forward(self, x):
+        x = checkpoint(
+            lambda x: self.twice(self.first(x).tanh()), x, use_reentrant=False
+        )
+        return self.last(self.frozen(self.norm(self.twice(x.tanh()))).tanh())
+
+
+@check
+def activation_checkpointing_leads_where_training_leads_without(place):
+    for options in ({}, {"layout": "layerwise"}):
+        ends = []
+        for kind in (Net, Checkpointed):
+            workers = start(place, model=net(kind=kind), **options)
+            for x, y in data(6):
+                step(*workers[:2], mine(place, x), mine(place, y))
+            assert workers[2].stats.effective_rank > 1, options
+            ends.append(flat(workers[0]))
+            workers[2].detach()
+        torch.testing.assert_close(*ends, **TIGHT)
 
 
 @check
