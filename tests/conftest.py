@@ -1,5 +1,7 @@
+import importlib.util
 import signal
 import subprocess
+from functools import cache
 
 import pytest
 import torch
@@ -13,6 +15,16 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 @pytest.fixture
 def rng():
     return torch.Generator().manual_seed(1234)
+
+
+@pytest.fixture(scope="session")
+def remembered_costs():
+    """Opacus' Rényi costs, each computed once: a search for σ asks for thousands."""
+    with pytest.MonkeyPatch.context() as patch:
+        if importlib.util.find_spec("opacus"):
+            rdp = importlib.import_module("opacus.accountants.analysis.rdp")
+            patch.setattr(rdp, "_compute_rdp", cache(rdp._compute_rdp))
+        yield
 
 
 @pytest.fixture

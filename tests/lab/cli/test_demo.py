@@ -37,7 +37,7 @@ def stored(folder):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, only_forked_workers):
     folder = tmp_path_factory.mktemp("demo")
     return folder, run(*QUICK, "--out", folder)
 

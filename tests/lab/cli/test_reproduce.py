@@ -25,7 +25,7 @@ def run(*arguments, **options):
 
 
 @pytest.fixture
-def tiny(monkeypatch):
+def tiny(monkeypatch, forked_workers):
     monkeypatch.setattr(figures, "figure_names", lambda: [NAME])
     monkeypatch.setattr(figures, "load_figure", lambda name: tiny_figure)
     caption = tiny_figure.__doc__.splitlines()[0]

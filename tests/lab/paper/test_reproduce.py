@@ -25,6 +25,7 @@ from dome_lab.paper.rows import append_run, read_rows
 from dome_lab.paper.workers import WorkerError
 
 NAME = tiny_figure.NAME
+pytestmark = pytest.mark.usefixtures("only_forked_workers")
 TINY = {NAME: tiny_figure}
 
 
@@ -47,7 +48,7 @@ def stored(folder):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(tmp_path_factory, only_forked_workers):
     folder = tmp_path_factory.mktemp("undisturbed")
     plan = make_plan(TINY, "smoke", folder)
     events = list(compute(plan, num_workers=2))

@@ -45,6 +45,7 @@ def test_rows_that_are_there_ask_for_the_runs_of_later_stages():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_a_figure_goes_through_its_stages_in_one_go_and_again_after_a_stop(tmp_path):
     figure = {NAME: staged_figure()}
     plan = make_plan(figure, "smoke", tmp_path)

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sklearn.metrics import f1_score
 from torch import nn
 
 from dome.compression import GaussianSketch
@@ -185,6 +186,14 @@ def test_trained_model_is_the_end_of_the_run(task):
     assert learned is task
     tested = evaluate(model, task.test_x, task.test_y)
     assert rows_of(run)[-1].items() >= tested.items()
+
+
+@pytest.mark.parametrize("num_classes", [2, 5, 40])  # with 40, some never occur
+def test_macro_f1_is_that_of_scikit_learn(num_classes, rng):
+    y, other = torch.randint(num_classes, (2, 60), generator=rng)
+    answers = torch.where(torch.rand(60, generator=rng) < 0.5, y, other)
+    there = f1_score(y, answers, average="macro", zero_division=0)
+    assert train.macro_f1(y, answers) == pytest.approx(there, rel=1e-12)
 
 
 def test_macro_f1_is_the_mean_over_classes():

@@ -95,7 +95,7 @@ SCALES = {
     "cpu": Config(compared=variants(replace(fig03.SCALES["cpu"].run, rate=RATE))),
     "smoke": Config(
         compared=variants(
-            replace(fig03.SCALES["smoke"].run, num_train=64, num_test=50, rate=100),
+            replace(fig03.SCALES["smoke"].run, num_train=32, rate=100),
             ranks=(2,),
             thin_ranks=(2,),
             direction_ranks=(1,),

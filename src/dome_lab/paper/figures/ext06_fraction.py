@@ -62,7 +62,7 @@ SCALES = {
         num_seeds=3,
     ),
     "smoke": Config(
-        cases=ways(replace(fig01.SCALES["smoke"].run, num_train=64, epochs=5)),
+        cases=ways(replace(fig01.SCALES["smoke"].run, num_train=32, epochs=5)),
         num_seeds=2,
     ),
 }

@@ -45,9 +45,7 @@ SCALES = {
         run=replace(PAPER, num_train=2500, num_test=2000, epochs=10), num_seeds=3
     ),
     "smoke": Momenta(
-        run=replace(
-            PAPER, task="digits", num_train=128, num_test=100, rank=10, epochs=2
-        ),
+        run=replace(PAPER, task="digits", num_train=48, num_test=50, rank=10, epochs=2),
         num_seeds=2,
     ),
 }

@@ -44,7 +44,7 @@ SCALES = {
         num_seeds=3,
     ),
     "smoke": Config(
-        run=fig01.SCALES["smoke"].run, epochs=((16, 2), (64, 2)), num_seeds=2
+        run=fig01.SCALES["smoke"].run, epochs=((16, 2), (48, 2)), num_seeds=2
     ),
 }
 compute_run = train.compute_run

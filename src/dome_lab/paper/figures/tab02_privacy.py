@@ -110,8 +110,8 @@ SCALES = {
         run=replace(
             PAPER,
             task="digits",
-            num_train=200,
-            num_test=100,
+            num_train=100,
+            num_test=50,
             rank=2,
             epochs=1,
             batch_size=30,

@@ -85,7 +85,7 @@ SCALES = {
     ),
     "smoke": Config(
         run=replace(
-            PAPER, task="digits", num_train=200, num_test=100, batch_size=20, rank=2
+            PAPER, task="digits", num_train=100, num_test=50, batch_size=10, rank=2
         ),
         epochs={"split": 1, "permuted": 1},
         penalties={"split": (10, 10), "permuted": (10, 10)},

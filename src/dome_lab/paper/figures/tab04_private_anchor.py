@@ -54,7 +54,7 @@ SCALES = {
     "cpu": Config(num_seeds=3),
     "smoke": Config(
         run=replace(
-            PAPER, task="digits", num_train=200, num_test=100, epochs=2, batch_size=30
+            PAPER, task="digits", num_train=100, num_test=50, epochs=2, batch_size=30
         ),
         num_seeds=2,
     ),

@@ -9,6 +9,8 @@ from dome_lab.paper.figures import figure_names, load_figure
 from dome_lab.paper.rows import append_run, read_rows
 from dome_lab.paper.stages import runs_so_far
 
+pytestmark = pytest.mark.usefixtures("remembered_costs")
+
 
 @cache
 def rows_of(compute_run, run):
@@ -28,12 +30,18 @@ def smoke_rows(figure):
     return [row for rows in found.values() for row in rows]
 
 
+@cache
+def smoke_figure(name):
+    figure = load_figure(name)
+    return figure.draw(smoke_rows(figure))
+
+
 @pytest.mark.paper
 @pytest.mark.parametrize("name", figure_names())
 def test_figure_computes_draws_and_judges_at_smoke_size(name, tmp_path):
     figure = load_figure(name)
     rows = smoke_rows(figure)
-    drawn = figure.draw(rows)
+    drawn = smoke_figure(name)
     for kind in ("png", "pdf"):
         drawn.savefig(tmp_path / f"figure.{kind}")
         assert (tmp_path / f"figure.{kind}").stat().st_size > 10_000
@@ -59,9 +67,7 @@ def test_rows_from_disk_are_judged_as_they_were(name, tmp_path):
 @pytest.mark.paper
 @pytest.mark.parametrize("name", figure_names())
 def test_a_reduced_figure_says_so(name):
-    figure = load_figure(name)
-    drawn = figure.draw(smoke_rows(figure))
-    note = drawn.get_supxlabel().replace("\n", " ")
+    note = smoke_figure(name).get_supxlabel().replace("\n", " ")
     if name.startswith("fig"):
         assert "Not the paper's scale" in note
         assert "seeds 2 (5)" in note
@@ -73,8 +79,7 @@ def test_a_reduced_figure_says_so(name):
 @pytest.mark.paper
 @pytest.mark.parametrize("name", figure_names())
 def test_no_text_leaves_the_figure(name):
-    figure = load_figure(name)
-    drawn = figure.draw(smoke_rows(figure))
+    drawn = smoke_figure(name)
     drawn.draw_without_rendering()
     whole = drawn.get_tightbbox()
     # A label half of a tick's width beyond the last tick is still on the paper.

@@ -1,6 +1,21 @@
+from importlib import import_module
+
 import torch
+from sklearn.datasets import load_digits
 
 from dome_lab.paper.tasks.digits import digits
+
+
+def test_images_are_those_of_scikit_learn_with_its_import_and_without(monkeypatch):
+    module = import_module("dome_lab.paper.tasks.digits")  # a function has its name
+    pixels, labels = load_digits(return_X_y=True)
+    x, y = module._images()
+    assert torch.equal(x.flatten(1).double(), torch.as_tensor(pixels))
+    assert torch.equal(y, torch.as_tensor(labels))
+    monkeypatch.setattr(module, "find_spec", lambda name: None)
+    imported = module._images()
+    assert torch.equal(imported[0], x)
+    assert torch.equal(imported[1], y)
 
 
 def test_training_pixels_are_normalised():
