@@ -1,11 +1,12 @@
-"""P workers, forked from one process that has imported what they need.
+"""Groups of workers, forked from one process that has imported what they need.
 
-python forked.py FOLDER SCRIPT NUM_WORKERS ...
+python forked.py FOLDER SCRIPT GROUPS
 
-Importing torch takes longer than most of what a worker does. The script's ``prepare``,
-if it has one, runs before they are forked. Each calls its ``main`` with its rank and P
-as first arguments; what it prints goes to FOLDER/output.0, ... and how all of them
-ended to FOLDER/codes.json.
+Importing torch takes longer than most of what a worker does. GROUPS are lists in JSON,
+[NUM_WORKERS, ...]: one group after the other. The script's ``prepare``, if it has one,
+runs before any is forked, with the words of the first group. Each worker calls its
+``main`` with its rank and P as first arguments; what it prints goes to
+FOLDER/GROUP/output.0, ... and how all of a group ended to FOLDER/GROUP/codes.json.
 """
 
 import json
@@ -14,13 +15,23 @@ import runpy
 import sys
 from pathlib import Path
 
+import torch._dynamo  # noqa: F401 - else every worker does, with its first optimizer
+
 
 def main():
-    folder, script = Path(sys.argv[1]), sys.argv[2]
-    sys.argv = [script, "no rank yet", *sys.argv[3:]]
+    folder, script, groups = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+    sys.argv = [script, "no rank yet", *groups[0]]
     script_names = runpy.run_path(script, run_name="forked")
-    work = script_names["main"]
     script_names.get("prepare", bool)()
+    for number, words in enumerate(groups):
+        sys.argv = [script, "no rank yet", *words]
+        if run_group(folder / str(number), script_names["main"]):
+            return
+
+
+def run_group(folder, work):
+    """Whether this is one of the workers, which has done its work."""
+    folder.mkdir()
     children = {}
     for rank in range(int(sys.argv[2])):
         child = os.fork()
@@ -30,13 +41,14 @@ def main():
             os.dup2(output, 2)
             sys.argv[1] = str(rank)
             work()
-            return
+            return True
         children[child] = rank
     codes = [None] * len(children)
     for _ in children:
         child, status = os.wait()
         codes[children[child]] = os.waitstatus_to_exitcode(status)
     (folder / "codes.json").write_text(json.dumps(codes))
+    return False
 
 
 if __name__ == "__main__":

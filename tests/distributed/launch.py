@@ -25,14 +25,21 @@ def environment():
     }
 
 
-def run_workers(script, num_workers, *arguments):
-    """A script in P processes, with rank and P in front: what each printed, and codes.
+def run_workers(script, *groups):
+    """A script in groups of processes, one group after the other.
 
-    The codes are None for one that did not end in time.
+    Args:
+        script: Its name.
+        groups: P and further words of each; a worker has its rank in front of them.
+
+    Returns:
+        What each worker of a group printed, and their codes, for every group. The codes
+        are None for one that did not end in time.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        words = (HERE / "forked.py", folder, HERE / script, num_workers, *arguments)
+        said = json.dumps([[str(word) for word in words] for words in groups])
+        words = (HERE / "forked.py", folder, HERE / script, said)
         with (folder / "output").open("w") as output:
             process = subprocess.Popen(
                 [sys.executable, *map(str, words)],
@@ -46,18 +53,42 @@ def run_workers(script, num_workers, *arguments):
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        codes, common = folder / "codes.json", (folder / "output").read_text()
-        printed = [folder / f"output.{rank}" for rank in range(num_workers)]
-        return (
-            [common + (p.read_text() if p.exists() else "") for p in printed],
-            json.loads(codes.read_text()) if codes.exists() else [None] * num_workers,
-        )
+        common = (folder / "output").read_text()
+        return [
+            _ended(folder / str(number), num_workers, common)
+            for number, (num_workers, *_) in enumerate(groups)
+        ]
 
 
-def run_program(num_workers, folder, shared, module="checks"):
-    """Every check of a module on P workers: {check: [what each rank says]}."""
-    folder.mkdir(parents=True, exist_ok=True)
-    outputs, _ = run_workers("program.py", num_workers, folder, shared, module)
+def _ended(folder, num_workers, common):
+    codes = folder / "codes.json"
+    printed = [folder / f"output.{rank}" for rank in range(num_workers)]
+    return (
+        [common + (p.read_text() if p.exists() else "") for p in printed],
+        json.loads(codes.read_text()) if codes.exists() else [None] * num_workers,
+    )
+
+
+def run_program(numbers, folder, module="checks"):
+    """Every check of a module on P workers, for each P in this order.
+
+    Returns:
+        {P: {check: {rank: what it says}}}.
+    """
+    shared = folder / "shared"
+    shared.mkdir()
+    folders = {num: folder / str(num) for num in numbers}
+    for each in folders.values():
+        each.mkdir()
+    groups = [(num, each, shared, module) for num, each in folders.items()]
+    ended = run_workers("program.py", *groups)
+    return {
+        num: _answers(folders[num], outputs)
+        for num, (outputs, _) in zip(numbers, ended, strict=True)
+    }
+
+
+def _answers(folder, outputs):
     results = {}
     for rank, output in enumerate(outputs):
         path = folder / f"results.{rank}.json"

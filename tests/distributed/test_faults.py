@@ -14,20 +14,29 @@ pytestmark = pytest.mark.slow
 SIZE = 3
 
 
-def run_dying(folder, way, who):
-    """Three workers; what each wrote down, rank by rank, and their exit codes."""
-    _, codes = run_workers("dying.py", SIZE, folder, way, who)
-    files = [folder / f"said.{rank}" for rank in range(SIZE)]
-    return [path.read_text() if path.exists() else "" for path in files], codes
+DYING = [("killed", 2), ("killed", 0), ("raises", 1), ("hangs", 1)]
+OPTIONS = ("options", 1)
 
 
-@pytest.mark.parametrize(
-    ("way", "who"), [("killed", 2), ("killed", 0), ("raises", 1), ("hangs", 1)]
-)
-def test_a_worker_that_dies_inside_a_step_is_named_by_every_survivor(
-    way, who, tmp_path
-):
-    said, codes = run_dying(tmp_path, way, who)
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """{way and who: what each of three workers wrote down, and their exit codes}."""
+    ways = [*DYING, OPTIONS]
+    folders = [tmp_path_factory.mktemp(way) for way, _ in ways]
+    groups = [(SIZE, folder, *way) for folder, way in zip(folders, ways, strict=True)]
+    found = {}
+    for way, folder, (_, codes) in zip(
+        ways, folders, run_workers("dying.py", *groups), strict=True
+    ):
+        files = [folder / f"said.{rank}" for rank in range(SIZE)]
+        said = [path.read_text() if path.exists() else "" for path in files]
+        found[way] = said, codes
+    return found
+
+
+@pytest.mark.parametrize(("way", "who"), DYING)
+def test_a_worker_that_dies_inside_a_step_is_named_by_every_survivor(way, who, ended):
+    said, codes = ended[way, who]
     if way != "hangs":  # one that hangs finds the others gone when it wakes up
         assert said[who] == ""
     for rank in set(range(SIZE)) - {who}:
@@ -41,8 +50,8 @@ def test_a_worker_that_dies_inside_a_step_is_named_by_every_survivor(
         assert re.search(expected + ended, said[rank]), said
 
 
-def test_an_option_that_one_worker_has_alone_is_named_by_all(tmp_path):
-    said, codes = run_dying(tmp_path, "options", 1)
+def test_an_option_that_one_worker_has_alone_is_named_by_all(ended):
+    said, codes = ended[OPTIONS]
     assert codes == [0] * SIZE
     assert said[0] == said[1] == said[2]
     names = [line.partition(":")[0] for line in said[0].splitlines()]

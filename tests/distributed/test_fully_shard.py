@@ -19,17 +19,29 @@ def test_workers_of_fully_shard(name, num_workers, fsdp_workers):
     assert_passed(fsdp_workers[num_workers], name, num_workers)
 
 
-@pytest.mark.parametrize(
-    ("where", "told"),
-    [
-        ("forward", "rank 1 did not come to the forward pass of step 3"),
-        ("backward", "came to the forward pass of step 3, and rank 1 broke off in it"),
-    ],
-)
-def test_a_killed_worker_is_named_by_every_survivor(where, told, tmp_path):
-    outputs, _ = run_workers("fsdp_killed.py", 3, tmp_path, where)
+KILLED = {
+    "forward": "rank 1 did not come to the forward pass of step 3",
+    "backward": "came to the forward pass of step 3, and rank 1 broke off in it",
+}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """{where: the folder in which survivors wrote, and what all printed}."""
+    folders = {where: tmp_path_factory.mktemp(where) for where in KILLED}
+    groups = [(3, folder, where) for where, folder in folders.items()]
+    ended = run_workers("fsdp_killed.py", *groups)
+    return {
+        where: (folder, outputs)
+        for (where, folder), (outputs, _) in zip(folders.items(), ended, strict=True)
+    }
+
+
+@pytest.mark.parametrize(("where", "told"), KILLED.items())
+def test_a_killed_worker_is_named_by_every_survivor(where, told, killed):
+    folder, outputs = killed[where]
     for rank in (0, 2):
-        path = tmp_path / f"said.{rank}"
+        path = folder / f"said.{rank}"
         assert path.exists(), outputs
         said = path.read_text()
         assert re.match(f"rank {rank} of 3 gave up at .*", said), said

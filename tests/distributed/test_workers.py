@@ -11,22 +11,20 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_three_workers(name, three_workers):
-    assert_passed(three_workers, name, 3)
+def test_three_workers(name, workers):
+    assert_passed(workers[0][3], name, 3)
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_two_workers(name, two_workers):
-    assert_passed(two_workers, name, 2)
+def test_two_workers(name, workers):
+    assert_passed(workers[0][2], name, 2)
 
 
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize(("suffix", "begin"), [(".pt", 5), (".2.pt", 8)])
-def test_a_run_saved_on_workers_goes_on_in_one_process(
-    name, suffix, begin, two_workers, shared
-):
+def test_a_run_saved_on_workers_goes_on_in_one_process(name, suffix, begin, workers):
     # Saved by three workers, or by two that went on from there.
-    saved = torch.load(shared / f"{name}{suffix}", weights_only=True)
+    saved = torch.load(workers[1] / f"{name}{suffix}", weights_only=True)
     model = small_classifier(seed=7)
     model.load_state_dict(saved["model"])
     optimizer = sgd(model)
