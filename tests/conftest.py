@@ -12,6 +12,16 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first: in the end all cores have quick ones to share."""
+    slow = {
+        item.path
+        for item in items
+        if item.get_closest_marker("slow") or item.get_closest_marker("paper")
+    }
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture
 def rng():
     return torch.Generator().manual_seed(1234)

@@ -14,6 +14,7 @@ from dome.privacy.accounting import Budget, divided, noise_multiplier_for
 DELTA = 1e-5
 ORDERS = RDPAccountant.DEFAULT_ALPHAS
 BASES = ("public", "released", "private")
+pytestmark = pytest.mark.usefixtures("remembered_costs")
 
 
 @pytest.mark.parametrize("basis", BASES)
