@@ -1,6 +1,7 @@
 """What is checked inside workers of ``fully_shard``. Every function runs on all."""
 
 import copy
+from unittest import mock
 
 import pytest
 import torch
@@ -145,7 +146,7 @@ class Checkpointed(Net):
 
 @check
 def activation_checkpointing_leads_where_training_leads_without(place):
-    for options in ({}, {"layout": "layerwise"}):
+    for options in ({}, {"direction_rank": 2}):
         ends = []
         for kind in (Net, Checkpointed):
             workers = start(place, model=net(kind=kind), **options)
@@ -155,6 +156,33 @@ def activation_checkpointing_leads_where_training_leads_without(place):
             ends.append(flat(workers[0]))
             workers[2].detach()
         torch.testing.assert_close(*ends, **TIGHT)
+
+
+@check
+def directions_of_low_rank_equal_those_of_one_process(place):
+    for options in (
+        {"direction_rank": 2},
+        {"direction_rank": 1, "rank": 3, "layout": "layerwise"},
+        # As many samples as directions: which of those without any lead is chance.
+        {"direction_rank": 3, "oversample": 2, "forget": 0.3, "parts": 4},
+        {"direction_rank": 9, "rank": 6, "update_every": 2},  # nothing is cut
+    ):
+        one, here = side_by_side(place, 8, **options)
+        for name in ("kept_norm", "effective_rank", "drift", "step"):
+            there = pytest.approx(getattr(one.stats, name), rel=1e-6, abs=1e-6)
+            assert getattr(here.stats, name) == there, (options, name)
+        for name, tracker in one.trackers.items():
+            values = here.trackers[name].eigenvalues
+            torch.testing.assert_close(values, tracker.eigenvalues, **TIGHT)
+        here.detach()
+
+
+@check
+def large_weights_of_low_rank_are_never_multiplied_out(place):
+    with mock.patch.object(dome.numerics.directions, "SMALL_WEIGHT", 0):
+        one, here = side_by_side(place, 6, direction_rank=2)
+    assert one.stats.effective_rank > 1
+    here.detach()
 
 
 @check
@@ -301,7 +329,11 @@ def a_worker_sends_the_bytes_of_a_reduce_scatter_and_holds_its_share(place):
     grad_filter.detach()
 
 
-RUNS = {"power": {"rank": 4}, "layers": {"rank": 3, "layout": "layerwise"}}
+RUNS = {
+    "power": {"rank": 4},
+    "layers": {"rank": 3, "layout": "layerwise"},
+    "low rank": {"rank": 4, "direction_rank": 2},
+}
 BEGIN, END = 3, 6
 
 

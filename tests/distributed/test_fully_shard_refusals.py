@@ -48,7 +48,6 @@ def attach(model, optimizer=None, **options):
         ({"after": nn.Identity()}, "after gets the whole filtered gradient"),
         ({"tracker": dome.StreamingPower}, 'the tracker is "power" or "svd"'),
         ({"compressor": TopK(4.0)}, "a compressor needs the whole gradient"),
-        ({"direction_rank": 2}, "direction_rank is not supported with fully_shard"),
     ],
 )
 def test_options_that_need_a_whole_gradient_are_refused(options, message):

@@ -131,6 +131,33 @@ def test_products_are_folded_in_as_their_rows_are(rng):
         torch.testing.assert_close(ours.eigenvalues, twin.eigenvalues)
 
 
+def test_rows_of_large_weights_give_what_those_of_small_ones_do(rng, monkeypatch):
+    """Where U C + Gᵀ M would be as large as the exact basis, it is not formed."""
+    trackers = [LowRankPower(SHAPES, 5, 2, dtype=torch.float64) for _ in range(2)]
+    for G in decaying_stream(rng, DIM, 20, 12):
+        for tracker, small in zip(trackers, (1 << 16, 0), strict=True):
+            monkeypatch.setattr(directions, "SMALL_WEIGHT", small)
+            tracker.update(G)
+    assert projector_distance(*(tracker.basis for tracker in trackers)) < 1e-9
+    torch.testing.assert_close(*(tracker.eigenvalues for tracker in trackers))
+
+
+def test_a_state_from_a_file_without_strides_goes_on_bit_for_bit(rng):
+    """As safetensors and torch.distributed.checkpoint write them."""
+    batches = list(decaying_stream(rng, DIM, 20, 6))
+    tracker, again = (LowRankPower(SHAPES, 5, 2) for _ in range(2))
+    for G in batches[:3]:
+        tracker.update(G.float())
+    state = tracker.state_dict()
+    plain = torch.contiguous_format
+    again.load_state_dict({n: t.clone(memory_format=plain) for n, t in state.items()})
+    for G in batches[3:]:
+        tracker.update(G.float())
+        again.update(G.float())
+    for name, value in tracker.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+
+
 def test_a_batch_smaller_than_the_rank_fills_up_with_random_directions(rng):
     tracker = LowRankPower(SHAPES, 8, 2, dtype=torch.float64)
     batches = list(decaying_stream(rng, DIM, 4, 4))

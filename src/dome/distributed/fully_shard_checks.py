@@ -46,11 +46,6 @@ def workers_of(layout: Layout) -> dist.ProcessGroup:
 
 
 def _check_options(samples: str, options: FilterOptions) -> None:
-    if options.direction_rank is not None:
-        raise ValueError(
-            "direction_rank is not supported with fully_shard, whose workers hold "
-            "parts of a weight: use DistributedDataParallel, or leave it out"
-        )
     if samples != "worker":
         raise ValueError(
             f'a model of fully_shard takes samples="worker", each worker\'s gradient, '

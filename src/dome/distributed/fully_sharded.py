@@ -3,11 +3,12 @@
 Letters: D parameters, K directions, P workers. FSDP2 leaves worker p its part of the
 averaged gradient; beside it lie the same numbers of every worker's own gradient (P,
 D/P), which are the samples, and its rows of U (D/P, K). All that an update needs of the
-others are sums of P K + P² numbers. Nothing of size D is ever brought together.
+others are sums of P K + P² numbers. Nothing of size D is ever brought together. Of
+directions of low rank it holds what ``numerics/directions.py`` says.
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +26,13 @@ from dome.distributed.handshake import (
 )
 from dome.distributed.placement import Placement
 from dome.distributed.reduce_scatter import Interception, sharded_modules
+from dome.distributed.split_states import SplitBases, SplitDirections, State
 from dome.distributed.traffic import DistributedStats
 from dome.distributed.worker_rows import WorkerRows
 from dome.distributed.workers import Workers
 from dome.filter import make_tracker, norm_of
 from dome.hooking import Hooked
 from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.factored import HELD
 from dome.options import FilterOptions
 from dome.parameters import Block, Layout
 from dome.torch_private import fsdp_groups
@@ -74,6 +75,9 @@ class FullyShardedFilter(Hooked):
         generator = self._workers.agree_on(self._options.generator)
         self._options = replace(self._options, generator=generator)
         self._tracker = make_tracker(self._layout, self._options, self._placement.place)
+        low_rank = self._options.direction_rank is not None
+        split = SplitDirections if low_rank else SplitBases
+        self._split = split(self._placement, self._tracker)
         self._rows = WorkerRows(model, self._layout, self._placement, self._workers)
         self._intercepted = [
             Interception(module, self._rows, self._workers)
@@ -127,17 +131,7 @@ class FullyShardedFilter(Hooked):
         Bases are in it as DTensors, one for each parameter and cut as it is, of the
         parameter's shape and one dimension more; nothing is gathered.
         """
-        self._placement.gathers = False
-        state = self._shared_state()
-        for block in self._blocks:
-            prefix = f"{states.BLOCK}{block.name}."
-            rows, Q = state.pop(f"{prefix}basis"), state[f"{prefix}Q"]
-            parts = self._placement.split(rows, block)
-            state |= states.with_prefix(f"{prefix}basis.", parts)
-            # Of one shape, whether U is factored or not: a checkpoint is read into it.
-            if not len(Q):
-                state[f"{prefix}Q"] = torch.eye(Q.shape[1], dtype=Q.dtype)
-        return state
+        return self._state(self._split.for_checkpoint)
 
     def full_state_dict(self, only: int | None = None) -> dict[str, Tensor]:
         """The state of a ``GradientFilter`` in one process, whatever P is.
@@ -145,14 +139,14 @@ class FullyShardedFilter(Hooked):
         It is gathered on each worker, D K numbers; with ``only`` on that worker alone,
         and the others get an empty dictionary.
         """
-        self._placement.gathers, self._placement.receiver = True, only
-        state = self._shared_state()
+        self._placement.receiver = only
+        state = self._state(self._split.whole)
         return state if only in (None, self._workers.rank) else {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state of either kind, of any number of workers."""
         states.check_model(self._layout, state)
-        state = self._held_state(state)
+        state = self._held(state)
         self._tracker.check_state(state)
         num_steps = states.count_in(state, "num_steps")
         self._tracker.load_state_dict(state)
@@ -202,23 +196,21 @@ class FullyShardedFilter(Hooked):
         tracked = self._tracker.by_name
         return [block for block in self._layout.blocks if block.name in tracked]
 
-    def _shared_state(self) -> dict[str, Tensor]:
-        state = states.shapes_of(self._layout) | self._tracker.state_dict()
+    def _state(self, of_block: Callable[[Block], State]) -> State:
+        state = states.shapes_of(self._layout)
+        for block in self._blocks:
+            own = of_block(block)
+            state |= states.with_prefix(f"{states.BLOCK}{block.name}.", own)
         state["num_steps"] = torch.tensor(self._num_steps)
         return state
 
-    def _held_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state with the rows held here, where bases are split by parameter."""
+    def _held(self, state: Mapping[str, Tensor]) -> State:
+        """Of a state of any form, what is held here."""
         held = dict(state)
         for block in self._blocks:
             prefix = f"{states.BLOCK}{block.name}."
-            parts = states.below_prefix(f"{prefix}basis.", held)
-            if not parts:
-                continue
-            for name in parts:
-                del held[f"{prefix}basis.{name}"]
-            held[f"{prefix}{HELD}"] = self._placement.joined(parts, block)
-            Q = held[f"{prefix}Q"]
-            if torch.equal(Q, torch.eye(len(Q), dtype=Q.dtype, device=Q.device)):
-                held[f"{prefix}Q"] = Q[:0]
+            own = states.below_prefix(prefix, held)
+            for name in own:
+                del held[f"{prefix}{name}"]
+            held |= states.with_prefix(prefix, self._split.held(own, block))
         return held

@@ -54,7 +54,7 @@ class Placement:
 
     def place(self, block: Block) -> tuple[slice, Shard]:
         """Which of the numbers held here are a block's, and which of its rows."""
-        chosen = self._members(block)
+        chosen = self.members(block)
         ranges = [
             tuple(
                 slice(parts[i].start - block.start, parts[i].stop - block.start)
@@ -101,35 +101,79 @@ class Placement:
                 grad = local(p.grad)
                 grad.copy_(vector[columns].view_as(grad))
 
-    def split(self, rows: Tensor, block: Block) -> dict[str, Tensor]:
-        """A block's basis, of which (n, K) are held here, as DTensors by parameter.
+    def split(self, rows: Tensor, chosen: Sequence[int]) -> dict[str, Tensor]:
+        """Rows for each number held of some parameters, (n, K), as DTensors by name.
 
         Each is cut as the parameter is, and has its shape and one dimension more, of
         the K columns.
         """
-        from torch.distributed.tensor import DTensor  # slow to import
-
         parts: dict[str, Tensor] = {}
         num_columns, first = rows.shape[1], 0
-        for i in self._members(block):
+        for i in chosen:
             p: Any = self._layout.parameters[i]
             held = rows[first : first + p.to_local().numel()]
             first += len(held)
-            shape = torch.Size((*p.shape, num_columns))
-            parts[self._layout.slots[i].name] = DTensor.from_local(
-                held.reshape(*p.to_local().shape, num_columns).clone(),
-                p.device_mesh,
-                p.placements,
-                run_check=False,
-                shape=shape,
-                stride=torch.empty(shape, device="meta").stride(),
-            )
+            held = held.reshape(*p.to_local().shape, num_columns)
+            parts[self._layout.slots[i].name] = self.cut_as(i, held)
         return parts
 
-    def joined(self, parts: Mapping[str, Tensor], block: Block) -> Tensor:
-        """The rows held here, (n, K), of a basis that ``split`` made, or whole ones."""
+    def cut_as(self, i: int, held: Tensor) -> Tensor:
+        """A tensor with the rows of a parameter, of which some are held, as DTensor."""
+        from torch.distributed.tensor import DTensor  # slow to import
+
+        p: Any = self._layout.parameters[i]
+        shape = torch.Size((p.shape[0], *held.shape[1:]))
+        whole: Tensor = DTensor.from_local(
+            held.clone(),
+            p.device_mesh,
+            p.placements,
+            run_check=False,
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
+        )
+        return whole
+
+    def rows_of(self, i: int) -> slice:
+        """The rows of a parameter that are held here."""
+        part, slot = self._ranges[self._workers.rank][i], self._layout.slots[i]
+        width = prod(slot.shape[1:])
+        return slice(
+            (part.start - slot.start) // width, (part.stop - slot.start) // width
+        )
+
+    def held_of(self, whole: Tensor, chosen: Sequence[int]) -> Tensor:
+        """Of rows for all numbers of some parameters, those for what is held here."""
+        parts, first = [], 0
+        for i in chosen:
+            part, slot = self._ranges[self._workers.rank][i], self._layout.slots[i]
+            shift = first - slot.start
+            parts.append(whole[part.start + shift : part.stop + shift])
+            first += slot.stop - slot.start
+        return torch.cat(parts)
+
+    def collected(self, held: Tensor, chosen: Sequence[int], by_row: bool) -> Tensor:
+        """What workers hold of some parameters, below each other in their order.
+
+        Args:
+            held: Rows for what is held here of these parameters.
+            chosen: Which they are.
+            by_row: Whether there is one for a row of a parameter, or for a number.
+        """
+        ranges: list[list[slice]] = [[] for _ in self._ranges]
+        first = 0
+        for i in chosen:
+            slot = self._layout.slots[i]
+            width = prod(slot.shape[1:]) if by_row else 1
+            for parts, mine in zip(self._ranges, ranges, strict=True):
+                start, stop = parts[i].start - slot.start, parts[i].stop - slot.start
+                mine.append(slice(first + start // width, first + stop // width))
+            first += (slot.stop - slot.start) // width
+        return self._whole(held, first, ranges)
+
+    def joined(self, parts: Mapping[str, Tensor], chosen: Sequence[int]) -> Tensor:
+        """The rows held here, (n, K), that ``split`` made, or whole ones."""
         rows = []
-        for i in self._members(block):
+        for i in chosen:
             part, slot = parts[self._layout.slots[i].name], self._layout.slots[i]
             if hasattr(part, "to_local"):
                 rows.append(local(part).reshape(-1, part.shape[-1]))
@@ -139,7 +183,7 @@ class Placement:
                 rows.append(part.reshape(-1, part.shape[-1])[here])
         return torch.cat(rows)
 
-    def _members(self, block: Block) -> list[int]:
+    def members(self, block: Block) -> list[int]:
         """Which parameters are a block's."""
         return [
             i

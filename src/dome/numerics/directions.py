@@ -3,6 +3,11 @@
 Shapes: U (D, K), which is never formed; G (B, D) samples, parameter by parameter. A
 parameter with min(n, m) ≤ r, as biases and norms are, has ordinary columns, which take
 no more room there; those of all such parameters lie in one matrix (n', K).
+
+Where workers hold rows of every parameter (``fully_shard``), P and the plain columns
+are cut as these are, and Q is held by all: what an update sends are Q, K r m numbers
+for each weight, and sums of K (B + K) numbers. To cut Q too would save those of P
+workers but one, and make every worker gather it again for each product with samples.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +16,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dome.numerics.factors import FactorBatch, Product
-from dome.numerics.shard import Total, alone
-from dome.numerics.thin import Kept, Spread, Thin, is_thin, orthonormal
+from dome.numerics.factors import FactorBatch, Product, Use
+from dome.numerics.shard import Shard, Total, alone
+from dome.numerics.sides import Units, Vectors
+from dome.numerics.thin import (
+    SMALL_WEIGHT,
+    Cut,
+    Kept,
+    Spread,
+    Thin,
+    is_thin,
+    orthonormal,
+)
 from dome.numerics.together import IsTrue, looked_up
 
 # Squared share that one of r columns must have of its own to be a direction.
@@ -25,33 +39,65 @@ class Shapes:
     """Where parameters lie in the flat gradient, and which of them are thin.
 
     Attributes:
-        thin: First column and shape (n, m) of each weight with thin directions.
-        plain: First column and shape of each other parameter.
+        thin: First column and shape (n, m) of each weight with thin directions; n of
+            those rows that are held here.
+        plain: First column and shape of each other parameter, likewise.
+        cuts: What is held of each, by first column.
         dim: D.
         rank: r.
+        total: Adds up tensors over workers that hold the other rows.
     """
 
     thin: dict[int, torch.Size]
     plain: dict[int, torch.Size]
+    cuts: dict[int, Cut]
     dim: int
     rank: int
+    total: Total = alone
 
     @staticmethod
-    def of(shapes: Sequence[Sequence[int]], rank: int) -> "Shapes":
-        """Of parameters in the order of the flat gradient."""
+    def of(
+        shapes: Sequence[Sequence[int]], rank: int, shard: Shard | None = None
+    ) -> "Shapes":
+        """Of parameters in the order of the flat gradient.
+
+        Args:
+            shapes: Of the whole parameters.
+            rank: r.
+            shard: One range for each parameter, of whole rows, if workers hold others.
+        """
         thin: dict[int, torch.Size] = {}
         plain: dict[int, torch.Size] = {}
-        start = 0
-        for sizes in shapes:
+        cuts: dict[int, Cut] = {}
+        start = here = 0
+        for i, sizes in enumerate(shapes):
             shape = torch.Size(sizes)
-            (thin if is_thin(shape, rank) else plain)[start] = shape
-            start += shape.numel()
-        return Shapes(thin, plain, start, rank)
+            num_rows = shape[0] if shape else 1
+            width = shape[1:].numel()
+            stop = start + shape.numel()
+            part = slice(start, stop) if shard is None else shard.ranges[i]
+            rows = slice((part.start - start) // width, (part.stop - start) // width)
+            num = part.stop - part.start
+            cuts[start] = Cut(slice(here, here + num), rows, num_rows)
+            held = torch.Size((rows.stop - rows.start, *shape[1:]))
+            (thin if is_thin(shape, rank) else plain)[start] = held if shape else shape
+            start, here = stop, here + num
+        total = alone if shard is None else shard.total
+        return Shapes(thin, plain, cuts, start, rank, total)
 
-    def columns(self) -> list[tuple[int, int]]:
-        """First column of each parameter and the one behind its last, in order."""
-        both = self.thin | self.plain
-        return [(start, start + both[start].numel()) for start in sorted(both)]
+    def columns(self) -> dict[int, slice]:
+        """The numbers of each parameter, among those held here."""
+        return {start: cut.columns for start, cut in self.cuts.items()}
+
+    def plain_rows(self, whole: Tensor) -> Tensor:
+        """Of rows for all numbers of plain parameters, those held here."""
+        parts, first = [], 0
+        for start, shape in self.plain.items():
+            _, rows, num_rows = self.cuts[start]
+            width = shape[1:].numel()
+            parts.append(whole[first + rows.start * width : first + rows.stop * width])
+            first += num_rows * width
+        return torch.cat(parts) if parts else whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +145,16 @@ class Directions:
 
         thin = {}
         for start, shape in shapes.thin.items():
-            P = noise(shape[0], num * r, 1.0)
+            _, rows, num_rows = shapes.cuts[start]
+            P = noise(num_rows, num * r, 1.0)[rows]
             Q = noise(shape[1:].numel(), num * r, (r * D) ** -0.5)
             thin[start] = Thin(P, Q, num)
-        rows = sum(shape.numel() for shape in shapes.plain.values())
-        return Directions(shapes, thin, noise(rows, num, D**-0.5))
+        length = sum(
+            shapes.cuts[start].num_rows * shape[1:].numel()
+            for start, shape in shapes.plain.items()
+        )
+        plain = shapes.plain_rows(noise(length, num, D**-0.5))
+        return Directions(shapes, thin, plain)
 
     @property
     def num(self) -> int:
@@ -135,6 +186,17 @@ class Directions:
         }
         return Directions(self.shapes, thin, stored["plain"].to(self.plain, copy=True))
 
+    def prepared(self, batch: FactorBatch) -> FactorBatch:
+        """A batch that is no rows in large weights, where Y would be as large as U.
+
+        There a sample (n, m) is the product of n unit vectors and its own rows.
+        """
+        uses = dict(batch.uses)
+        for start, shape in self.shapes.thin.items():
+            if shape.numel() > SMALL_WEIGHT and start in uses:
+                uses[start] = [_of_unit_vectors(use, shape) for use in uses[start]]
+        return FactorBatch(batch.num_samples, uses)
+
     def products(self, batch: FactorBatch) -> Products:
         """G U, and what is needed of it again."""
         rows = self._rows(batch)
@@ -143,6 +205,7 @@ class Directions:
             start: thin.coordinates(batch.of(start), GU)
             for start, thin in self.thin.items()
         }
+        (GU,) = self.shapes.total(GU)
         return Products(GU, kept, rows)
 
     def cut(
@@ -181,23 +244,33 @@ class Directions:
             X if seen.kept[s].has_past else X + thin.past_left(spread)
             for (s, thin), X in zip(self.thin.items(), lefts[:-1], strict=True)
         ]
-        Ps = orthonormal(stacks, self.num, FLOOR[self.dtype], seed, is_true)
+        cuts = [self.shapes.cuts[s] for s in self.thin]
+        floor, over_rows = FLOOR[self.dtype], self.shapes.total
+        Ps = orthonormal(stacks, self.num, floor, seed, is_true, cuts, over_rows)
         rights = total(
             *(
                 thin.right_products(P, uses[s], seen.kept[s], spread)
                 for (s, thin), P in zip(self.thin.items(), Ps, strict=True)
             )
         )
-        new = {}
-        for (s, thin), P, Q in zip(self.thin.items(), Ps, rights, strict=True):
-            whole = Q if seen.kept[s].has_past else Q + thin.past_right(P, spread)
-            new[s] = Thin(P, whole, self.num)
+        wholes = [
+            Q if seen.kept[s].has_past else Q + thin.past_right(P, spread)
+            for (s, thin), P, Q in zip(self.thin.items(), Ps, rights, strict=True)
+        ]
+        if wholes:
+            wholes = list(over_rows(*wholes))
+        new = {
+            s: Thin(P, Q, self.num)
+            for s, P, Q in zip(self.thin, Ps, wholes, strict=True)
+        }
         return Directions(self.shapes, new, lefts[-1] + self.plain @ C)
 
     def gram(self, other: "Directions") -> Tensor:
         """Uᵀ W of other directions, float64, shape (K, K)."""
         grams = [thin.gram(other.thin[s]) for s, thin in self.thin.items()]
-        return torch.stack([*grams, self.plain.T @ other.plain]).double().sum(0)
+        grams.append(self.plain.T @ other.plain)
+        (whole,) = self.shapes.total(torch.stack(grams).double().sum(0))
+        return whole
 
     def scaled(self, factors: Tensor) -> "Directions":
         """Each direction times a number."""
@@ -229,7 +302,8 @@ class Directions:
                 for s, shape in self.shapes.plain.items()
             ]
             dots.append(torch.cat(flat) @ self.plain)
-        return torch.stack(dots).double().sum(0)
+        (whole,) = self.shapes.total(torch.stack(dots).double().sum(0))
+        return whole
 
     def remove_(self, grads: Mapping[int, Tensor], c: Tensor) -> None:
         """Subtract U c from a gradient, parameter by parameter."""
@@ -271,3 +345,11 @@ class Directions:
                 rows[use.samples] += grads.flatten(1)
             parts.append(rows)
         return torch.cat(parts, 1) if parts else self.plain.new_zeros(B, 0)
+
+
+def _of_unit_vectors(use: Use, shape: torch.Size) -> Use:
+    if isinstance(use.grads, Product):
+        return use
+    rows = use.grads.unflatten(1, shape).flatten(2)
+    units = Units(len(rows), rows.shape[1])
+    return Use(use.samples, Product(units, Vectors(rows)))

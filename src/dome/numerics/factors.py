@@ -6,7 +6,7 @@ over the positions t of sample b: one for a vector, the words of a text, the pla
 an image. Shapes: weight (n, m), B samples, T positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from math import prod
@@ -139,10 +139,10 @@ class FactorBatch:
         return FactorBatch(self.num_samples, uses)
 
     @staticmethod
-    def of_rows(rows: Tensor, pieces: Sequence[tuple[int, int]]) -> "FactorBatch":
-        """Samples that are rows (B, D), of pieces from a column to another."""
+    def of_rows(rows: Tensor, columns: Mapping[int, slice]) -> "FactorBatch":
+        """Samples that are rows (B, D), of parameters with these columns."""
         every = slice(0, len(rows))
-        uses = {a: [Use(every, rows[:, a:b])] for a, b in pieces}
+        uses = {start: [Use(every, rows[:, part])] for start, part in columns.items()}
         return FactorBatch(len(rows), uses)
 
     def of(self, start: int) -> list[Use]:

@@ -139,6 +139,47 @@ class OneHot:
 
 
 @dataclass(frozen=True, slots=True)
+class Units:
+    """A one in the place of each position, the same for all samples.
+
+    So a sample that is a matrix already is the product of these and its own rows.
+
+    Attributes:
+        num_samples: B.
+        size: How many positions there are.
+    """
+
+    num_samples: int
+    size: int
+
+    @property
+    def num_positions(self) -> int:
+        """T."""
+        return self.size
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """None."""
+        return ()
+
+    def times(self, M: Tensor) -> Tensor:
+        """M for every sample, shape (1, T, c)."""
+        return M.unsqueeze(0)
+
+    def transposed_times(self, C: Tensor) -> Tensor:
+        """C added up over samples, shape (T, c)."""
+        return C.sum(0)
+
+    def squares(self) -> Tensor:
+        """One, for every position."""
+        return torch.ones(())
+
+    def written_out(self) -> Tensor:
+        """X itself, shape (B, T, T)."""
+        return torch.eye(self.size).expand(self.num_samples, -1, -1)
+
+
+@dataclass(frozen=True, slots=True)
 class Maps:
     """The channels of an image, position by position.
 

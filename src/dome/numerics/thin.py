@@ -9,13 +9,14 @@ which each column keeps what one step of a power iteration finds:
 
     P ← orth(Y_j Q_j),   Q ← Y_jᵀ P,   Y_j = Σ_i C_ij P_i Q_iᵀ + Σ_b M_bj G_b
 
-(Vogels et al., PowerSGD, 2019). Y_j is formed only where samples are rows, which they
-are of small weights.
+(Vogels et al., PowerSGD, 2019). Y_j is formed only where samples are rows of small
+weights.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch import Tensor
 from dome.numerics.factors import Product, Use
 from dome.numerics.orthonormal import inverse_cholesky
 from dome.numerics.passes import sum_of_pieces
+from dome.numerics.shard import Total
 from dome.numerics.together import IsTrue, looked_up
 
 # A weight with more numbers is never made into rows: 256 kB a sample in float32.
@@ -220,8 +222,28 @@ def orthonormal_turns(
     return turns, bool((~counts).any())
 
 
+class Cut(NamedTuple):
+    """What is held here of one parameter, which workers cut along its first dimension.
+
+    Attributes:
+        columns: Its numbers, among all that are held.
+        rows: Its rows, among all that it has.
+        num_rows: How many these are.
+    """
+
+    columns: slice
+    rows: slice
+    num_rows: int
+
+
 def orthonormal(
-    stacks: Sequence[Tensor], num: int, floor: float, seed: int, is_true: IsTrue
+    stacks: Sequence[Tensor],
+    num: int,
+    floor: float,
+    seed: int,
+    is_true: IsTrue,
+    cuts: Sequence[Cut],
+    total: Total,
 ) -> list[Tensor]:
     """Orthonormal columns with the span of each X_j of each weight.
 
@@ -233,11 +255,14 @@ def orthonormal(
             not in Y_j, so that nothing is lost, and Y_jᵀ P finds what Y_j has there
             once it has more directions than it had.
         is_true: See ``orthonormal_turns``.
+        cuts: Of each weight, which of the n rows are held here.
+        total: Adds up tensors over workers that hold the others.
     """
     if not stacks:
         return []
     aparts = [_apart(X, num) for X in stacks]
     grams = torch.stack([apart.mT @ apart for apart in aparts]).double()
+    (grams,) = total(grams)
     grams = grams.nan_to_num_(0.0, 0.0, 0.0)
     turns, has_open = orthonormal_turns(grams, floor, is_true)
     turns = turns.to(stacks[0].dtype)
@@ -247,16 +272,23 @@ def orthonormal(
     if not has_open:
         return found
     generator = torch.Generator(stacks[0].device).manual_seed(seed)
-    return [_filled(P, num, floor, generator) for P in found]
+    are_open = (turns == 0).all(-2).flatten(1)
+    filled = []
+    for P, is_open, cut in zip(found, are_open, cuts, strict=True):
+        shape = (cut.num_rows, P.shape[1])
+        noise = torch.randn(shape, generator=generator, dtype=P.dtype, device=P.device)
+        filled.append(_filled(P, noise[cut.rows] * is_open, num, floor, total))
+    return filled
 
 
-def _filled(P: Tensor, num: int, floor: float, generator: torch.Generator) -> Tensor:
-    """Orthonormal P_j with random directions in place of zero columns."""
-    noise = torch.randn(P.shape, generator=generator, dtype=P.dtype, device=P.device)
-    apart, noise = _apart(P, num), _apart(noise * (P == 0).all(0), num)
+def _filled(P: Tensor, noise: Tensor, num: int, floor: float, total: Total) -> Tensor:
+    """Orthonormal P_j with what is random in the place of columns that are zero."""
+    apart, noise = _apart(P, num), _apart(noise, num)
     for _ in range(2):  # the second sweep removes what rounding left of the first
-        noise = noise - apart @ (apart.mT @ noise)
-    turns, _ = orthonormal_turns((noise.mT @ noise).double(), floor)
+        (inside,) = total(apart.mT @ noise)
+        noise = noise - apart @ inside
+    (grams,) = total((noise.mT @ noise).double())
+    turns, _ = orthonormal_turns(grams, floor)
     # Columns without a direction come first in both.
     return P + _side_by_side(noise @ turns.flip(-1).to(P.dtype))
 
@@ -269,7 +301,7 @@ def _products(Y: Tensor, X: Tensor) -> Tensor:
 
 def _apart(stack: Tensor, num: int) -> Tensor:
     """(n, K r) as (K, n, r)."""
-    return stack.view(len(stack), num, -1).transpose(0, 1)
+    return stack.unflatten(1, (num, -1)).transpose(0, 1)
 
 
 def _side_by_side(apart: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.directions import Directions, Products, Shapes
 from dome.numerics.factors import FactorBatch
 from dome.numerics.orthonormal import DEPENDENT, inverse_cholesky, sweep, upper_factor
-from dome.numerics.shard import Total, alone
+from dome.numerics.shard import Shard, Total, alone
 from dome.numerics.together import Ask, Assumed, IsTrue, Steps, looked_up, together
 from dome.trackers.intake import Intake
 from dome.trackers.protocol import Update
@@ -95,6 +95,8 @@ class LowRankPower:
         generator: Source of the initial directions. Without one, a fixed seed is used.
         total: Adds up tensors over workers, if each has samples of its own; all hold
             the same directions and must update together.
+        shard: The columns of samples that are held here, rows of each parameter, if
+            other workers hold the others; all must update together.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class LowRankPower:
         device: torch.device | str | None = None,
         generator: torch.Generator | None = None,
         total: Total = alone,
+        shard: Shard | None = None,
     ) -> None:
         if direction_rank < 1:
             raise ValueError(f"direction_rank must be at least 1, got {direction_rank}")
@@ -117,14 +120,14 @@ class LowRankPower:
                 f"directions of low rank are stored in torch.float32 or torch.float64, "
                 f"got {dtype}: leave basis_dtype out"
             )
-        self._shapes = Shapes.of(shapes, direction_rank)
-        self._intake = Intake(self._shapes.dim, rank, oversample, forget, None)
+        self._shapes = Shapes.of(shapes, direction_rank, shard)
+        self._intake = Intake(self._shapes.dim, rank, oversample, forget, shard)
         self._dtype, self._device = dtype, torch.device(device or "cpu")
         self._seed, self._total = draw_seed(generator), total
         K = self._intake.num_columns
         eye = torch.eye(K, dtype=torch.float64, device=device)
         start = self._of_length_one(self._random(0), eye[0] < 0)
-        self._U, self._T = start.U, start.T
+        self._U, self._T, self._N = start.U, start.T, start.N
         self._norms = torch.ones(K, dtype=torch.float64, device=device)
         # NᵀN where U T = (data) + A N, of arbitrary directions A.
         self._arbitrary = eye.clone()
@@ -151,6 +154,7 @@ class LowRankPower:
         if isinstance(grads, Tensor):
             self._intake.check(grads)
             grads = FactorBatch.of_rows(grads, self._shapes.columns())
+        grads = self._U.prepared(grads)
         B = self._num_samples(grads)
         if not self._intake.admits(B):
             return
@@ -225,6 +229,8 @@ class LowRankPower:
         factors = is_there / lengths
         N = N * factors * factors[:, None]
         T, own = inverse_cholesky(N)
+        # As it comes out of a file: products round in an order that strides decide.
+        T = T.contiguous()
         is_finite = is_true(N.sum().isfinite())
         if is_finite and not is_true(own.min() > DEPENDENT):
             return self._filled(U, lengths, factors, N)
@@ -249,7 +255,7 @@ class LowRankPower:
             if not missing.any():
                 break
         lengths = torch.where(fresh, 1.0, lengths)
-        return Turned(U.scaled(factors), lengths, N, T, fresh, True)
+        return Turned(U.scaled(factors), lengths, N, T.contiguous(), fresh, True)
 
     def _take(self, new: Turned, R: Tensor, Z: Tensor, s: Tensor) -> None:
         """Go on from new directions: λ, what is arbitrary, what is removed."""
@@ -268,7 +274,7 @@ class LowRankPower:
             self._leading = vectors.flip(1)[:, :num].contiguous()
             self._eigenvalues = squares.flip(0)[:num].clamp(min=0.0).sqrt()
         self._note(self._U, self._T, new)
-        self._U, self._T, self._is_turned = new.U, new.T, True
+        self._U, self._T, self._N, self._is_turned = new.U, new.T, new.N, True
 
     def _note(self, U: Directions, T: Tensor, new: Turned) -> None:
         """Remember how far the subspace turned; norms of samples are not known."""
@@ -281,8 +287,10 @@ class LowRankPower:
             drift = (1 - cosines).clamp(min=0.0).sqrt()
             return Update(unknown, unknown, drift, effective_rank=rank)
 
-        # Small directions wait for somebody to ask, until the next update.
-        self._newest = update if self.num_stored < SMALL else update()
+        # Small directions wait for somebody to ask, until the next update: not where
+        # all workers would have to ask.
+        waits = self.num_stored < SMALL and self._is_alone
+        self._newest = update if waits else update()
 
     def _random(self, num_updates: int, attempt: int = 0) -> Directions:
         """Random directions; the same for the same update, so that a run resumes."""
@@ -290,6 +298,11 @@ class LowRankPower:
         random = torch.Generator(self._device).manual_seed(seed)
         K = self._intake.num_columns
         return Directions.random(self._shapes, K, random, self._dtype)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether all rows of the directions are held here."""
+        return self._shapes.total is alone
 
     def _rank(self) -> Tensor:
         """How many directions are owed to samples and not to chance, a scalar."""
@@ -336,19 +349,17 @@ class LowRankPower:
 
     @property
     def orthogonality_error(self) -> float:
-        """Largest entry of |(U T)ᵀ (U T) − I|."""
-        C = self._T.T @ self._U.gram(self._U) @ self._T
+        """Largest entry of |(U T)ᵀ (U T) − I|; of split directions at their update."""
+        N = self._U.gram(self._U) if self._is_alone else self._N
+        C = self._T.T @ N @ self._T
         return float((C - torch.diag((C.diagonal() > 0).double())).abs().max())
 
     @own_arithmetic
     def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:
         """g − strength · U N⁻¹ Uᵀ g for a gradient of shape (D,)."""
         filtered = gradient.to(self._dtype, copy=True)
-        shapes = self._shapes.thin | self._shapes.plain
-        views = {
-            start: filtered[start : start + shape.numel()].view(shape)
-            for start, shape in shapes.items()
-        }
+        shapes, columns = self._shapes.thin | self._shapes.plain, self._shapes.columns()
+        views = {s: filtered[columns[s]].view(shape) for s, shape in shapes.items()}
         self.project_out_(views, strength)
         return filtered.to(gradient.dtype)
 
@@ -385,6 +396,7 @@ class LowRankPower:
         """Go on from a state of the same parameters, rank and direction_rank."""
         self.check_state(state)
         self._U = self._U.with_tensors(state)
+        self._N = self._U.gram(self._U)
         self._intake.load_state_dict(state)
         self._seed = int(state["seed"])
         self._T, self._norms, self._arbitrary = (
@@ -396,6 +408,13 @@ class LowRankPower:
             self._leading = state["leading"].to(self._leading, copy=True)
             self._eigenvalues = state["leading_eigenvalues"].to(self._norms, copy=True)
         self._is_turned, self._newest = self.effective_rank > 0, None
+
+    def entries_by_parameter(self) -> dict[str, list[int]]:
+        """Entries of a state that hold rows of some parameters, and which these are."""
+        places = {start: place for place, start in enumerate(self._shapes.cuts)}
+        entries = {"plain": [places[start] for start in self._shapes.plain]}
+        thin = enumerate(self._shapes.thin)
+        return entries | {f"left_{i}": [places[start]] for i, start in thin}
 
     def _state(self) -> dict[str, Tensor]:
         state = self._U.tensors
