@@ -329,6 +329,28 @@ def a_worker_sends_the_bytes_of_a_reduce_scatter_and_holds_its_share(place):
     grad_filter.detach()
 
 
+@check
+def directions_of_low_rank_send_their_right_factors_besides(place):
+    K, r = 3, 2
+    model, optimizer, grad_filter = start(place, K, big().double(), direction_rank=r)
+    for x, y in data(4):
+        step(model, optimizer, mine(place, x), mine(place, y))
+    weights = [p for p in model.parameters() if p.dim() > 1]
+    right = K * r * sum(p.shape[1] for p in weights)
+    # Coordinates of P samples; a Gram matrix for every direction of every weight; three
+    # k × k matrices; Uᵀg; two norms and a count.
+    small = place.size * K + len(weights) * K * r * r + 3 * K * K + K + 3
+    stats = grad_filter.stats
+    assert stats.sent["samples"] == stats.ddp_bytes
+    most = 2 * (place.size - 1) / place.size * 8 * (right + small)
+    assert stats.sent["sums"] <= most + 8 * place.size, (stats.sent, most)
+    state = grad_filter.trackers["all"].state_dict()
+    for i, p in enumerate(weights):
+        assert state[f"left_{i}"].shape == (len(p.to_local()), K * r)
+        assert state[f"right_{i}"].shape == (p.shape[1], K * r)
+    grad_filter.detach()
+
+
 RUNS = {
     "power": {"rank": 4},
     "layers": {"rank": 3, "layout": "layerwise"},
