@@ -159,7 +159,7 @@ def test_ctrl_c_stops_it_in_one_line(tmp_path):
         start_new_session=True,
     )
     meta = tmp_path / "smoke" / "fig03_mnist_compression.meta.json"
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600  # on a busy machine too
     while not meta.exists():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.05)
