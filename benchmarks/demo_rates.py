@@ -3,8 +3,7 @@
 Each arm at each compression rate gets the one that is best on validation images, chosen
 as in figure ext04 (``tuning.py``): seed 100 at every learning rate, seed 101 at the
 best two, further ones where the best lies at an end. Rows are stored run by run; a
-second call computes what is missing, and prints what was chosen. The demo takes what is
-best without the filter; with it the search is not over, and the demo does not tune it.
+second call computes what is missing, and prints what was chosen, which the demo takes.
 
     python benchmarks/demo_rates.py
 """

@@ -363,7 +363,7 @@ RUNS = {
     "layers": {"rank": 3, "layout": "layerwise"},
     "low rank": {"rank": 4, "direction_rank": 2},
 }
-BEGIN, END = 3, 5
+BEGIN, END = 2, 5
 
 
 def go_on(place, model, optimizer, batches):

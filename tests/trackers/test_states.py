@@ -4,6 +4,7 @@ import pytest
 import torch
 from models import small_classifier
 from reference import projector_distance
+from safetensors.torch import load, save
 from states.write import OPTIONS, train
 from streams import decaying_stream
 
@@ -49,6 +50,25 @@ def test_later_updates_do_not_change_a_state(make, rng):
     assert all(torch.equal(state[name], copies[name]) for name in copies)
     tracker.load_state_dict(state)
     assert projector_distance(U, tracker.basis) < 1e-12
+
+
+@every_tracker
+@pytest.mark.parametrize("options", [{}, {"oversample": 3}, {"forget": 0.2}])
+def test_a_state_goes_through_safetensors_bit_for_bit_after_any_update(
+    make, options, rng
+):
+    batches = list(decaying_stream(rng, 400, 8, 8))
+    for begin in range(1, 7):
+        ahead, behind = (make(400, 5, dtype=torch.float64, **options) for _ in range(2))
+        for G in batches[:begin]:
+            ahead.update(G)
+        behind.load_state_dict(load(save(ahead.state_dict())))
+        for G in batches[begin:]:
+            ahead.update(G)
+            behind.update(G)
+        again = behind.state_dict()
+        for name, value in ahead.state_dict().items():
+            assert torch.equal(again[name], value), (begin, name)
 
 
 @every_tracker

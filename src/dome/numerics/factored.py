@@ -156,7 +156,8 @@ class Factored:
         X = X @ turn.inverse if factored else X
         for columns, wide, small, prepare in samples.combinations(V, X):
             passes.recombine_(self._S[columns], P, wide, small, prepare)
-        self._Q = turn.Q if factored else None
+        # As it comes out of a file: products round in an order that strides decide.
+        self._Q = turn.Q.contiguous() if factored else None
 
     def multiplied_out(self) -> Tensor:
         """U as one matrix to write to, (D, K): from here on Q = 1."""

@@ -13,8 +13,7 @@ from dome_lab.paper.statistics import Interval
 
 ARM_NAMES = {PLAIN: "no filter", FILTERED: "with filter"}
 LEARNING_RATES = (
-    "The unfiltered arm has the learning rate that is best for it on other seeds, the "
-    "filtered one was not tuned."
+    "Each arm has, at each rate, the learning rate that is best for it on other seeds."
 )
 VERDICTS = {1: "was ahead", 0: "made no clear difference", -1: "was behind"}
 

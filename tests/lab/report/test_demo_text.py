@@ -54,7 +54,7 @@ def test_sentence_says_each_outcome(outcome, accuracy, loss):
     assert "took 25 % of the gradient's norm away" in said
     # 2.5 against the median of 1.1 and 1.2.
     assert "takes 2.2 times as long with the filter" in said
-    assert "unfiltered arm has the learning rate that is best for it" in said
+    assert "Each arm has, at each rate, the learning rate that is best for it" in said
 
 
 def test_sentence_names_each_outcome_in_turn():
