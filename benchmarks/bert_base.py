@@ -95,7 +95,8 @@ def train(
             callbacks=callbacks,
         )
         trainer.train()
-    predicted = dome.plan(model, rank, batch_size) if rank else None
+    choices = dome.plan(model, rank, batch_size).choices if rank else ()
+    alike = [c.memory for c in choices if c.direction_rank == direction_rank]
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -103,7 +104,7 @@ def train(
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "losses": [float(loss) for loss in losses],
         "work": sorted(clock.work)[len(clock.work) // 2],
-        "predicted": None if predicted is None else predicted.choices[0].memory,
+        "predicted": alike[0] if alike else None,
     }
 
 

@@ -164,16 +164,19 @@ class LowRankPower:
         V, VV, *asked = self._coordinates(seen.GU, scale, B)  # 4-8
         most = len(s) if past else B - 1
         sought = Sought(s, scale * a * V, torch.diag(s) + a * VV, most)
-        assumed = Assumed()
-        turned = self._turned(grads, seen, sought, assumed)
+        # The first of few samples leave directions open: nothing is to be assumed.
+        turned, assumed = None, Assumed()
+        if most == len(s):
+            turned = self._turned(grads, seen, sought, assumed)
         is_finite, is_constant, *right = yield Ask((*asked, *assumed.was_right()))
         if not is_finite or is_constant:
             if self._intake.accepts(bool(is_finite)):
                 # W = 0: Y has the columns of U, and λ = s
                 self._norms, self._eigenvalues = s, past * self._eigenvalues
             return
-        if not all(right):
-            seen = self._U.products(grads)
+        if turned is not None and not all(right):
+            turned, seen = None, self._U.products(grads)
+        if turned is None:
             turned = self._turned(grads, seen, sought, looked_up)
         if self._intake.accepts(turned[0].is_finite):
             self._take(*turned, s)
