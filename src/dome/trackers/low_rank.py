@@ -17,6 +17,7 @@ Cost 2 B T K r (2 m + 3 n) flops for each weight (n, m) that meets T positions a
 against 6 B T n m of a forward and backward pass; K r (n + m) numbers are stored.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -39,6 +40,7 @@ from dome.trackers.states import check_small, draw_seed
 FLOOR = {torch.float32: 1e-10, torch.float64: 1e-13}
 ROUNDING = 16
 SMALL = 1 << 22  # numbers that may be held twice for the sake of a question
+PATIENCE = 16  # updates without an assumption after one that was wrong
 ATTEMPTS = 8  # to find random directions that do not depend on others
 
 
@@ -133,6 +135,8 @@ class LowRankPower:
         self._arbitrary = eye.clone()
         self._leading = eye[:, :rank].clone() if rank < K else None
         self._eigenvalues = self._norms[:rank]
+        # On a CPU nothing waits for an answer.
+        self._assumes_from = math.inf if self._device.type == "cpu" else 0
         self._is_turned = False
         self._newest: Update | Callable[[], Update] | None = None
 
@@ -164,9 +168,9 @@ class LowRankPower:
         V, VV, *asked = self._coordinates(seen.GU, scale, B)  # 4-8
         most = len(s) if past else B - 1
         sought = Sought(s, scale * a * V, torch.diag(s) + a * VV, most)
-        # The first of few samples leave directions open: nothing is to be assumed.
         turned, assumed = None, Assumed()
-        if most == len(s):
+        # The first of few samples leave directions open: nothing is to be assumed.
+        if most == len(s) and self._intake.num_updates >= self._assumes_from:
             turned = self._turned(grads, seen, sought, assumed)
         is_finite, is_constant, *right = yield Ask((*asked, *assumed.was_right()))
         if not is_finite or is_constant:
@@ -176,6 +180,7 @@ class LowRankPower:
             return
         if turned is not None and not all(right):
             turned, seen = None, self._U.products(grads)
+            self._assumes_from = self._intake.num_updates + PATIENCE
         if turned is None:
             turned = self._turned(grads, seen, sought, looked_up)
         if self._intake.accepts(turned[0].is_finite):
