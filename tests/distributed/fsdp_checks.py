@@ -123,6 +123,19 @@ def side_by_side(place, num_steps, parts=1, layers=True, **options):
     return one[2], workers[2]
 
 
+NAMES = ("kept_norm", "effective_rank", "drift", "step")
+
+
+def assert_alike(one, here, names, options):
+    """Numbers and eigenvalues of two filters."""
+    for name in names:
+        there = pytest.approx(getattr(one.stats, name), rel=1e-6, abs=1e-6)
+        assert getattr(here.stats, name) == there, (options, name)
+    for name, tracker in one.trackers.items():
+        values = here.trackers[name].eigenvalues
+        torch.testing.assert_close(values, tracker.eigenvalues, **TIGHT)
+
+
 @check
 def workers_equal_one_process_with_micro_batches(place):
     for options in (
@@ -132,12 +145,7 @@ def workers_equal_one_process_with_micro_batches(place):
         {"update_every": 2, "warmup": 1, "strength": 0.7, "generator": rng()},
     ):
         one, here = side_by_side(place, 6, **options)
-        for name in ("fraction", "kept_norm", "effective_rank", "drift", "step"):
-            there = pytest.approx(getattr(one.stats, name), rel=1e-6, abs=1e-6)
-            assert getattr(here.stats, name) == there, (options, name)
-        for name, tracker in one.trackers.items():
-            values = here.trackers[name].eigenvalues
-            torch.testing.assert_close(values, tracker.eigenvalues, **TIGHT)
+        assert_alike(one, here, ("fraction", *NAMES), options)
         here.detach()
 
 
@@ -175,12 +183,7 @@ def directions_of_low_rank_equal_those_of_one_process(place):
         {"direction_rank": 9, "rank": 6, "update_every": 2},  # nothing is cut
     ):
         one, here = side_by_side(place, 8, **options)
-        for name in ("kept_norm", "effective_rank", "drift", "step"):
-            there = pytest.approx(getattr(one.stats, name), rel=1e-6, abs=1e-6)
-            assert getattr(here.stats, name) == there, (options, name)
-        for name, tracker in one.trackers.items():
-            values = here.trackers[name].eigenvalues
-            torch.testing.assert_close(values, tracker.eigenvalues, **TIGHT)
+        assert_alike(one, here, NAMES, options)
         here.detach()
 
 
@@ -460,6 +463,10 @@ def a_state_of_another_model_or_rank_is_refused(place):
     with pytest.raises(ValueError, match="tracks 4 directions"):
         other.load_state_dict(state)
     other.detach()
+    _, _, thin = start(place, direction_rank=2)
+    with pytest.raises(ValueError, match="use the same layout and rank"):
+        thin.load_state_dict(state)
+    thin.detach()
 
 
 @check

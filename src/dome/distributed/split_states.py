@@ -94,6 +94,8 @@ class SplitDirections(SplitBases):
                 del held[f"{name}.{part}"]
             if parts:
                 held[name] = self._placement.joined(parts, chosen)
+            elif name not in held:
+                continue  # of another tracker, which the tracker itself refuses
             elif by_row and hasattr(held[name], "to_local"):
                 held[name] = local(held[name])
             elif by_row:
