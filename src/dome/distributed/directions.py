@@ -34,7 +34,7 @@ from dome.distributed.local import LocalGradients, check_switchable
 from dome.distributed.sharded import source_named
 from dome.distributed.traffic import DistributedStats
 from dome.distributed.workers import Workers
-from dome.filter import make_tracker, norm_of, pass_through
+from dome.filter import is_finite, make_tracker, norm_of, pass_through
 from dome.hooking import Hooked
 from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.factors import FactorBatch
@@ -173,6 +173,6 @@ class DirectionsFilter(Hooked):
         if strength:
             # As in one process: what is not finite stays, for the user to see.
             projected = self._tracker.project_out(g, strength)
-            filtered = torch.where(g.isfinite().all(), projected, g)
+            filtered = torch.where(is_finite(g), projected, g)
         self._norms = norm_of(g), norm_of(filtered)
         self._layout.scatter_(pass_through(self._options.stages, filtered))

@@ -80,10 +80,10 @@ class SplitDirections(SplitBases):
 
     def whole(self, block: Block) -> State:
         """A block's state in one process; on workers that do not gather it, less."""
-        return self._own(block) | {
-            name: self._placement.collected(self._own(block)[name], chosen, by_row)
-            for name, chosen, by_row in self._split_entries(block)
-        }
+        state = self._own(block)
+        for name, chosen, by_row in self._split_entries(block):
+            state[name] = self._placement.collected(state[name], chosen, by_row)
+        return state
 
     def held(self, state: Mapping[str, Tensor], block: Block) -> State:
         """Of a block's state of any form, what is held here."""

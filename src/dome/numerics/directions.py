@@ -146,7 +146,9 @@ class Directions:
         thin = {}
         for start, shape in shapes.thin.items():
             _, rows, num_rows = shapes.cuts[start]
-            P = noise(num_rows, num * r, 1.0)[rows]
+            # Drawn whole, so that it is the same on any number of workers.
+            P = noise(num_rows, num * r, 1.0)
+            P = P if rows == slice(0, num_rows) else P[rows].clone()
             Q = noise(shape[1:].numel(), num * r, (r * D) ** -0.5)
             thin[start] = Thin(P, Q, num)
         length = sum(
