@@ -240,11 +240,8 @@ def _show_conclusions(conclusions: list[Conclusion], plan: Plan) -> None:
             f"({duration(conclusion.seconds)} of computing)",
             soft_wrap=True,
         )
-        if conclusion.parts.num_ready < conclusion.parts.num_all:
-            console.print(
-                f"{conclusion.name}: {conclusion.parts} parts are computed; the others "
-                "are neither drawn nor judged."
-            )
+        for note in conclusion.parts.notes:
+            console.print(f"{conclusion.name}: {note}")
     console.print(f"Verdicts: {plan.figures[0].folder / CLAIMS_FILE}", soft_wrap=True)
     _write_report(plan.figures[0].folder, plan.figures[0].scale)
 

@@ -10,7 +10,7 @@ figures that need the same run share it.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -33,6 +33,7 @@ from dome_lab.paper.workers import run_all
 CLAIMS_FILE = "claims.json"
 PICTURES = ("png", "pdf")
 SMOKE = "smoke"  # the scale that only shows that everything runs
+FEWEST_SEEDS = 3  # that an interval is worth anything with
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +41,35 @@ class Parts:
     """How much of a figure can be drawn and judged.
 
     A module whose questions do not need each other's runs has ``parts(config)``, a
-    configuration for each; any other figure is one part.
+    configuration for each; any other figure is one part. A part is ready with fewer
+    seeds than it asks for, if ``FEWEST_SEEDS`` have all their runs.
 
     Attributes:
-        jobs: The runs of the parts that have all of theirs.
+        jobs: The runs of the parts that are ready.
         num_ready: How many these are,
         num_all: of how many.
+        lacks_seeds: Whether one of them has fewer seeds than it asks for.
     """
 
     jobs: tuple[Job, ...]
     num_ready: int
     num_all: int
+    lacks_seeds: bool = False
 
     def __str__(self) -> str:
         return f"{self.num_ready} of {self.num_all}"
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader is to be told of what is missing."""
+        notes = []
+        if self.num_ready < self.num_all:
+            notes.append(
+                f"{self} parts are computed; the others are neither drawn nor judged."
+            )
+        if self.lacks_seeds:
+            notes.append("Some seeds are not computed: it is drawn and judged without.")
+        return notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +112,26 @@ class PlannedFigure:
         return _jobs(self.name, self.module, self.module.SCALES[self.scale], found)
 
     def parts(self, found: Mapping[Key, list[Row]]) -> Parts:
-        """Which of its parts have all their runs."""
+        """Which of its parts have all their runs, or those of enough seeds."""
         config = self.module.SCALES[self.scale]
         whole = [config]
         split = getattr(self.module, "parts", lambda _: whole)
-        jobs = [_jobs(self.name, self.module, part, found) for part in split(config)]
-        ready = [mine for mine in jobs if all(job.key in found for job in mine)]
-        return Parts(tuple(dict.fromkeys(chain(*ready))), len(ready), len(jobs))
+        all_jobs = [
+            _jobs(self.name, self.module, part, found) for part in split(config)
+        ]
+        # Which runs are to come, stages alone know: there a part is whole or nothing.
+        fewest = None if hasattr(self.module, "later_runs") else FEWEST_SEEDS
+        ready = [
+            (jobs, mine)
+            for jobs in all_jobs
+            if (mine := _whole_seeds(jobs, found, fewest))
+        ]
+        return Parts(
+            tuple(dict.fromkeys(chain(*(mine for _, mine in ready)))),
+            len(ready),
+            len(all_jobs),
+            any(len(mine) < len(jobs) for jobs, mine in ready),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +203,13 @@ def make_plan(modules: Mapping[str, FigureModule], scale: str, folder: Path) -> 
         for name, module in modules.items()
     )
     missing: dict[Key, Job] = {}
-    for job in (job for figure in figures for job in figure.jobs):
-        if job.key not in found:
-            missing.setdefault(job.key, job)
+    for figure in figures:
+        jobs = list(figure.jobs)
+        if not hasattr(figure.module, "later_runs"):
+            jobs.sort(key=lambda job: job.run.seed)  # what is stopped has whole seeds
+        for job in jobs:
+            if job.key not in found:
+                missing.setdefault(job.key, job)
     return Plan(figures, found, tuple(missing.values()), damage)
 
 
@@ -285,6 +318,16 @@ def _jobs(
     later_runs = None if later is None else partial(later, config)
     runs = runs_so_far(module.runs(config), later_runs, rows_of)
     return tuple(Job(name, run, module.compute_run) for run in runs)
+
+
+def _whole_seeds(
+    jobs: Sequence[Job], found: Mapping[Key, list[Row]], fewest: int | None
+) -> list[Job]:
+    """The jobs of the seeds that have all their runs; none if these are too few."""
+    lacking = {job.run.seed for job in jobs if job.key not in found}
+    whole = [job for job in jobs if job.run.seed not in lacking]
+    too_few = fewest is None or len({job.run.seed for job in whole}) < fewest
+    return [] if lacking and too_few else whole
 
 
 def _update_claims(path: Path, figure: PlannedFigure, claims: list[Claim]) -> None:

@@ -50,9 +50,7 @@ def figure_sections(folder: Path, scale: str) -> list[Section]:
         if not parts.num_ready:
             continue
         runs = {job.key: plan.found[job.key] for job in parts.jobs}
-        notes = list(broken[figure.rows_path])
-        if parts.num_ready < parts.num_all:
-            notes.append(f"{parts} parts of this figure are computed.")
+        notes = [*broken[figure.rows_path], *parts.notes]
         mine = [c for c in claims if short_name(c.figure) == short_name(figure.name)]
         sections.append(
             Section(

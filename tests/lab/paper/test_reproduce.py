@@ -93,6 +93,34 @@ def test_the_same_rows_give_the_same_files(undisturbed):
     assert first == again
 
 
+@pytest.mark.parametrize(
+    ("lost", "num_rows"), [((), 16), ((7,), 12), ((2,), 12), ((6, 7), 12)]
+)
+def test_seeds_that_have_all_their_runs_are_enough(lost, num_rows, tmp_path):
+    asked = {"smoke": tiny_figure.Config(num_seeds=4)}
+    module = {NAME: changed(SCALES=asked)}
+    plan = make_plan(module, "smoke", tmp_path)
+    assert [job.run.seed for job in plan.missing] == [0, 0, 1, 1, 2, 2, 3, 3]
+    for place, job in enumerate(plan.missing):
+        if place not in lost:
+            append_run(plan.figures[0].rows_path, fake_rows(job.run))
+    plan = make_plan(module, "smoke", tmp_path)
+    conclusion = conclude(plan.figures[0], plan.found)
+    assert conclusion.claims[0].numbers == {"rows": num_rows}
+    assert conclusion.parts.lacks_seeds == bool(lost)
+    assert len(conclusion.parts.notes) == bool(lost)
+
+
+def test_two_seeds_of_four_are_not_enough(tmp_path):
+    asked = {"smoke": tiny_figure.Config(num_seeds=4)}
+    plan = make_plan({NAME: changed(SCALES=asked)}, "smoke", tmp_path)
+    for job in plan.missing[:-3]:
+        append_run(plan.figures[0].rows_path, fake_rows(job.run))
+    plan = make_plan({NAME: changed(SCALES=asked)}, "smoke", tmp_path)
+    with pytest.raises(ValueError, match="lacks 3 runs: compute them first"):
+        conclude(plan.figures[0], plan.found)
+
+
 def test_claims_of_other_figures_stay(tmp_path):
     folder = tmp_path
     for name in ("ext01_late", "fig91_other", "fig92_third"):
