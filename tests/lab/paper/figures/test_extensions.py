@@ -177,6 +177,23 @@ def test_an_average_is_judged_against_the_one_that_averages_less():
     assert found["less in the subspace than β = 0.9: β = 0.99"] == HOLDS
 
 
+def test_what_is_kept_is_judged_at_the_square_of_the_classes():
+    def kept(few, many):
+        run = replace(RUN, num_classes=20)
+        return [
+            row | {"kept_norm": level + rank * 1e-4 * row["seed"]}
+            for rank, level in ((20, few), (400, many))
+            for row in seeds(replace(run, rank=rank))
+        ]
+
+    name = "MNIST, 20 classes"
+    more = f"{name}: more is removed with k = C²"
+    most = f"{name}: most of the norm is removed with k = C²"
+    assert verdicts("ext09", kept(0.8, 0.2)) == {more: HOLDS, most: HOLDS}
+    assert verdicts("ext09", kept(0.9, 0.6)) == {more: HOLDS, most: FAILS}
+    assert verdicts("ext09", kept(0.2, 0.8)) == {more: FAILS, most: FAILS}
+
+
 def test_energy_in_a_subspace_is_that_of_the_coordinates():
     basis = torch.eye(3, dtype=torch.float64)[:, :2]
     vector = torch.tensor([2.0, 0.0, 1.0], dtype=torch.float64)
