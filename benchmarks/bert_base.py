@@ -95,7 +95,9 @@ def train(
             callbacks=callbacks,
         )
         trainer.train()
-    choices = dome.plan(model, rank, batch_size).choices if rank else ()
+    choices = ()
+    if rank:
+        choices = dome.plan(model, rank, batch_size, positions=LENGTH).choices
     alike = [c.memory for c in choices if c.direction_rank == direction_rank]
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     return {

@@ -6,7 +6,9 @@ from models import small_classifier
 from torch import nn
 
 import dome
+from dome.numerics.factors import Product
 from dome.planning import training as planning
+from dome.planning.memory import num_outputs
 from dome.planning.training import Choice, Plan, update_flops
 
 
@@ -92,6 +94,47 @@ def test_bad_arguments_are_refused():
         dome.plan(small_classifier(), rank=5, batch_size=0)
     with pytest.raises(ValueError, match="memory must be at least 1 byte, got 0"):
         dome.plan(small_classifier(), rank=5, batch_size=3, memory=0)
+    with pytest.raises(ValueError, match="positions must be at least 1, got 0"):
+        dome.plan(small_classifier(), rank=5, batch_size=3, positions=0)
+
+
+class Language(nn.Module):
+    """An embedding that is the head's weight too, and a linear layer between."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(700, 100)
+        self.body = nn.Linear(100, 700)
+        self.back = nn.Linear(700, 100)
+        self.small = nn.Linear(100, 100)
+        self.head = nn.Linear(100, 700, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        return self.head(self.small(self.back(self.body(self.words(x)))))
+
+
+def test_output_gradients_are_counted_as_they_are_kept():
+    B, T, model = 3, 20, Language()
+    grad_filter = dome.GradientFilter(model, 5, direction_rank=4)
+    with grad_filter:
+        model(torch.randint(700, (B, T))).square().sum().backward()
+        batch = grad_filter._source.take_factors()
+    kept = [use.grads for uses in batch.uses.values() for use in uses]
+    products = [grads for grads in kept if isinstance(grads, Product)]
+    tensors = [t for p in products for side in (p.left, p.right) for t in side.tensors]
+    inputs = B * T * (1 + 100 + 700 + 100)  # a word's number; the small layer has rows
+    assert sum(t.numel() for t in tensors) - inputs == B * num_outputs(model, T)
+
+
+def test_positions_cost_directions_of_low_rank_and_nothing_else():
+    model = Language()
+    short, long = (dome.plan(model, 5, 3, positions=T).choices for T in (1, 21))
+    for before, after in zip(short[:-1], long[:-1], strict=True):
+        assert before.memory == after.memory
+    outputs = 100 + 700 + 100 + 700
+    assert long[-1].memory - short[-1].memory == 4 * 3 * 20 * outputs
+    assert long[-1].largest_rank <= short[-1].largest_rank
 
 
 def test_directions_of_low_rank_are_suggested_where_no_other_basis_fits():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from dome.numerics.passes import block_rows
 from dome.numerics.thin import SMALL_WEIGHT, is_thin
@@ -45,17 +46,19 @@ def directions_memory(
     rank: int,
     batch_size: int,
     direction_rank: int,
+    outputs: int,
 ) -> int:
-    """Bytes of directions of low rank, and of samples that are rows.
+    """Bytes of directions of low rank, of samples that are rows, of output gradients.
 
-    What samples of large weights are products of is not counted: inputs, which training
-    keeps anyway, and output gradients, as many numbers as there are activations.
+    What samples of large weights are products of waits for the step: inputs, which
+    training has at its peak anyway, and output gradients.
 
     Args:
         shapes: Of the parameters.
         rank: K.
         batch_size: B.
         direction_rank: r.
+        outputs: Numbers that a sample has behind weights of more than ``SMALL_WEIGHT``.
     """
     thin = [s for s in shapes if is_thin(s, direction_rank)]
     plain = sum(s.numel() for s in shapes) - sum(s.numel() for s in thin)
@@ -66,9 +69,37 @@ def directions_memory(
     written = 2 * rank * max(small, default=0)
     widest = max((s[0] + s[1:].numel() for s in thin), default=0)
     step = 4 * rank * direction_rank * widest
-    rows = batch_size * (plain + sum(small))
+    rows = batch_size * (plain + sum(small) + outputs)
     # Old and new directions, and products on the way from one to the other.
     return FLOAT * (3 * stored + written + step + rows) + 3 * SMALL * rank**2
+
+
+def num_outputs(model: nn.Module, positions: int) -> int:
+    """How many numbers a sample has behind the large trainable weights of a model.
+
+    A weight matrix of any module that is neither linear nor an embedding may be meant
+    either way round: its longer side counts.
+
+    Args:
+        model: The model.
+        positions: How many positions of a sample each weight meets.
+    """
+    total = 0
+    for module in model.modules():
+        for weight in module.parameters(recurse=False):
+            if (
+                weight.requires_grad
+                and weight.ndim > 1
+                and weight.numel() > SMALL_WEIGHT
+            ):
+                n, m = weight.shape[0], weight.shape[1:].numel()
+                if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                    total += m
+                elif isinstance(module, nn.Linear) or weight.ndim > 2:
+                    total += n
+                else:
+                    total += max(n, m)
+    return positions * total
 
 
 def largest_rank(memory: Callable[[int], float], most: int, available: float) -> int:

@@ -3,8 +3,8 @@
 Letters: D parameters, K directions, B samples. The basis takes D K numbers and the
 samples D B; a step takes 4 D B K + 2 D min(B², 2 B K) flops beside the backward
 pass, and 2 D K² more if the basis is written out at every update. Directions of rank r
-in each weight (n, m) take K r (n + m) numbers, and 2 B T K r (2 m + 3 n) flops for
-samples with T positions; T is not known before training, and taken to be 1.
+in each weight (n, m) take K r (n + m) numbers; samples with T positions B T n numbers
+more and 2 B T K r (2 m + 3 n) flops.
 """
 
 import time
@@ -22,6 +22,7 @@ from dome.planning.memory import (
     directions_memory,
     filter_memory,
     largest_rank,
+    num_outputs,
 )
 from dome.planning.units import size
 from dome.trackers import StreamingPower
@@ -36,9 +37,8 @@ CANDIDATES = (
     ("layerwise", torch.float32, True),
     ("layerwise", torch.bfloat16, True),
 )
-DIRECTION_RANK = (
-    4  # of the last choice: directions of low rank, where nothing else fits
-)
+# Of the last choice: directions of low rank, where nothing else fits.
+DIRECTION_RANK = 4
 TRIAL_NUMBERS = 8_000_000  # size of the basis and samples of the timed trial: 32 MB
 NUM_TRIALS = 3
 
@@ -138,7 +138,12 @@ class Plan:
 
 
 def plan(
-    model: nn.Module, rank: int, batch_size: int, *, memory: int | None = None
+    model: nn.Module,
+    rank: int,
+    batch_size: int,
+    *,
+    positions: int = 1,
+    memory: int | None = None,
 ) -> Plan:
     """Predict memory and time of the filter, and suggest what would fit.
 
@@ -150,6 +155,8 @@ def plan(
         model: The model that will be trained.
         rank: Number of directions K.
         batch_size: Number of samples B in a step.
+        positions: How many positions of a sample weights meet, such as the words of a
+            text: what directions of low rank take depends on it.
         memory: Bytes that the filter may take; what is available now if not given.
     """
     layout = Layout(model)
@@ -157,6 +164,8 @@ def plan(
         raise ValueError(f"rank must be between 1 and {layout.dim}, got {rank}")
     if batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    if positions < 1:
+        raise ValueError(f"positions must be at least 1, got {positions}")
     if memory is not None and memory < 1:
         raise ValueError(f"memory must be at least 1 byte, got {memory}")
     device = layout.device if layout.device.type != "meta" else torch.device("cpu")
@@ -170,7 +179,8 @@ def plan(
         )
         for kind, dtype, stream in CANDIDATES
     )
-    choices += (_of_low_rank(layout, rank, batch_size, available, speed),)
+    sample = _Sample(positions, num_outputs(model, positions))
+    choices += (_of_low_rank(layout, rank, batch_size, sample, available, speed),)
     return Plan(layout.dim, rank, batch_size, available, choices)
 
 
@@ -186,6 +196,14 @@ def update_flops(dim: int, rank: int, batch_size: int, itemsize: int = 4) -> int
     B, K = batch_size, rank
     turn = 0 if may_be_factored(dim, K, itemsize) else 2 * K * K
     return dim * (4 * B * K + turn + 2 * min(B * B, 2 * B * K) + 4 * K)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Positions of a sample, and its numbers behind all large weights."""
+
+    positions: int
+    outputs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,22 +251,28 @@ def _choice(
 
 
 def _of_low_rank(
-    layout: Layout, rank: int, batch_size: int, available: int, speed: _Speed
+    layout: Layout,
+    rank: int,
+    batch_size: int,
+    sample: _Sample,
+    available: int,
+    speed: _Speed,
 ) -> Choice:
-    """Directions of low rank in one block, for samples of one position."""
+    """Directions of low rank in one block."""
     shapes = [slot.shape for slot in layout.slots]
     memory = partial(
         directions_memory,
         shapes,
         batch_size=batch_size,
         direction_rank=DIRECTION_RANK,
+        outputs=sample.outputs,
     )
     width = rank * DIRECTION_RANK
     thin = [shape for shape in shapes if is_thin(shape, DIRECTION_RANK)]
     sides = sum(3 * shape[0] + 2 * shape[1:].numel() for shape in thin)
     plain = layout.dim - sum(shape.numel() for shape in thin)
     projection = 4 * width * layout.dim
-    update = 2 * batch_size * (width * sides + 2 * rank * plain)
+    update = 2 * batch_size * (sample.positions * width * sides + 2 * rank * plain)
     return Choice(
         "global",
         torch.float32,

@@ -36,6 +36,14 @@ def command(
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Samples a step, of a worker.")] = 32,
+    positions: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Positions of a sample that weights meet, such as words of a text: "
+            "directions of low rank keep output gradients at each.",
+        ),
+    ] = 1,
     update_every: Annotated[
         list[int] | None,
         typer.Option(
@@ -73,7 +81,8 @@ def command(
             raise UserError(f"--memory must be a positive number of GB, got {memory}")
         ranks = rank or [RANK]
         if workers is None:
-            _plan_here(model, ranks, batch_size, update_every or UPDATE_EVERY, memory)
+            often = update_every or UPDATE_EVERY
+            _plan_here(model, ranks, batch_size, positions, often, memory)
             return
         from dome.planning.units import GIGA
         from dome.planning.workers import Machine, plan_workers
@@ -97,6 +106,7 @@ def _plan_here(
     model: str | None,
     ranks: list[int],
     batch_size: int,
+    positions: int,
     update_every: list[int] | tuple[int, ...],
     memory: float | None,
 ) -> None:
@@ -111,7 +121,10 @@ def _plan_here(
     network = _network(model)
     num_bytes = None if memory is None else max(1, int(memory * GIGA))
     with working(), users_values(), console.status("Timing an update ..."):
-        plans = [plan(network, one, batch_size, memory=num_bytes) for one in ranks]
+        plans = [
+            plan(network, one, batch_size, positions=positions, memory=num_bytes)
+            for one in ranks
+        ]
     where = "that this machine has left" if memory is None else "given by --memory"
     console.print(plan_heading(plans, model, where), soft_wrap=True, markup=False)
     console.print(plan_table(plans, sorted(set(update_every))))
