@@ -1,23 +1,51 @@
 import json
+import socket
 from pathlib import Path
 
 import pytest
-from launch import HERE, torchrun
+from launch import run_workers
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+WAYS = ("--ways", "DDP", "worker", "sketch")
+SHARDED = ("examples/fully_shard.py", "--epochs", 1, "--folder", "../saved")
+TABLE = ("--scale", "smoke", "--seeds", 1, "--ways", "hadamard own")
+STARTS = {
+    "example": (2, "examples/distributed.py", "--epochs", 3, *WAYS),
+    "two": (2, *SHARDED),
+    "one": (1, *SHARDED),
+    "table": (2, "benchmarks/workers_mnist.py", *TABLE, "--out", "rows.jsonl"),
+}
 
 
-def test_the_example_prints_what_each_way_sends(tmp_path):
-    done = torchrun(
-        ROOT / "examples/distributed.py",
-        *("--epochs", "1", "--ways", "DDP", "worker", "sketch"),
-        workers=2,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    title, heads, *lines = done.stdout.splitlines()
+def free_port():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What the first worker of a start printed, and the folder it ran in."""
+    above = tmp_path_factory.mktemp("programs")
+    groups = []
+    for name, (num_workers, program, *options) in STARTS.items():
+        (above / name).mkdir()
+        words = (free_port(), above / name, ROOT / program)
+        groups.append((num_workers, *words, *options))
+    ended = dict(zip(STARTS, run_workers("as_torchrun.py", *groups), strict=True))
+
+    def of(name):
+        outputs, codes = ended[name]
+        assert codes == [0] * STARTS[name][0], outputs
+        return (above / name / "said.0").read_text(), above / name
+
+    return of
+
+
+def test_the_example_prints_what_each_way_sends(said):
+    title, heads, *lines = said("example")[0].splitlines()
     assert title.startswith("2 workers")
     assert heads.split()[:3] == ["way", "bytes", "a"]
     shares = {line.split()[0]: float(line.split()[2]) for line in lines}
@@ -26,33 +54,20 @@ def test_the_example_prints_what_each_way_sends(tmp_path):
     assert 0 < shares["sketch"] < 0.002
 
 
-def test_the_example_of_fully_shard_goes_on_with_fewer_workers(tmp_path):
-    said = ""
-    for workers in (2, 1):
-        done = torchrun(
-            HERE / "few_digits.py",
-            ROOT / "examples/fully_shard.py",
-            *("--epochs", "1", "--folder", tmp_path / "saved"),
-            workers=workers,
-            cwd=tmp_path,
-        )
-        assert done.returncode == 0, done.stderr
-        said += done.stdout
-    first, second = said.splitlines()
+def test_the_example_of_fully_shard_goes_on_with_fewer_workers(said):
+    (first,) = said("two")[0].splitlines()
     assert first.startswith("2 workers, step 4: accuracy 0.")
     assert 1 < float(first.split()[-3]) < 1.01  # of FSDP2's bytes
+    (second,) = said("one")[0].splitlines()
     assert second.startswith("1 workers, step 8: accuracy 0.")
 
 
-def test_the_experiment_stores_its_rows_and_prints_a_table(tmp_path):
-    out = tmp_path / "rows.jsonl"
-    options = ["--scale", "smoke", "--seeds", "1", "--ways", "hadamard own"]
-    script = ROOT / "benchmarks/workers_mnist.py"
-    done = torchrun(script, *options, "--out", out, workers=2, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+def test_the_experiment_stores_its_rows_and_prints_a_table(said):
+    printed, folder = said("table")
+    lines = (folder / "rows.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     ways = [row.get("way") for row in rows]
     assert ways == [None, None, "hadamard own"]
     assert rows[2]["num_steps"] == 3
     assert rows[2]["total_bytes_sent"] < 0.002 * rows[2]["total_ddp_bytes"]
-    assert "hadamard own     accuracy" in done.stdout
+    assert "hadamard own     accuracy" in printed

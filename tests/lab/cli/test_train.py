@@ -146,17 +146,14 @@ class Stop:
         {"tracker": "svd", "update_every": 3, "layout": "layerwise"},
         {"removes": "uncoded", "compressor": "topk+feedback", "oversample": 2},
         {"removes": "nothing", "compressor": "qsgd", "rate": 2},
-        pytest.param(
-            {"removes": "hessian", "rank": 2, "update_every": 3},
-            marks=pytest.mark.slow,
-        ),
+        {"removes": "hessian", "rank": 2, "update_every": 3},
         {"rank": None, "compressor": "powersgd+feedback", "rate": 4},
     ],
 )
 def test_ctrl_c_keeps_whole_epochs_and_the_rows_are_the_same(
     tmp_path, monkeypatch, options
 ):
-    options = {"epochs": 3, "num_train": 48} | options
+    options = {"epochs": 3, "num_train": 12, "batch_size": 4} | options
     whole, path = tmp_path / "whole.jsonl", tmp_path / "rows.jsonl"
     assert train(out=whole, **options).exit_code == 0
     for num_steps, kept in ((4, 1), (2, 1), (4, 2)):  # three steps make an epoch
