@@ -18,11 +18,17 @@ from dome_lab.paper.tasks.selection import Selection
 
 
 def prepare():
+    run(sys.argv[5], "before the fork")  # for what it imports
     for name in ("dome.distributed", "dome_lab.paper.train"):
         import_module(name)
     task = import_module("dome_lab.paper.tasks.digits")
     few = Selection(num_train=256, num_test=100)
     task.digits = partial(task.digits, selection=few)
+
+
+def run(program, name):
+    sys.path.insert(0, str(Path(program).parent))
+    runpy.run_path(program, run_name=name)
 
 
 def main():
@@ -31,11 +37,14 @@ def main():
         "RANK": rank,
         "LOCAL_RANK": rank,
         "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+        "GROUP_RANK": "0",
+        "TORCHELASTIC_RUN_ID": "none",
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": port,
     }
     os.chdir(folder)
     sys.argv = command
     with Path(f"said.{rank}").open("w") as sys.stdout:
-        runpy.run_path(command[0], run_name="__main__")
+        run(command[0], "__main__")
     sys.stdout = sys.__stdout__

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,22 @@ def _ended(folder, num_workers, common):
         [common + (p.read_text() if p.exists() else "") for p in printed],
         json.loads(codes.read_text()) if codes.exists() else [None] * num_workers,
     )
+
+
+def run_as_torchrun(*starts):
+    """Programs as torchrun starts them: P, a folder to run in, the file and options.
+
+    Returns:
+        As ``run_workers``; what they print is in the folders, in said.0, ...
+    """
+    groups = [(num_workers, _free_port(), *rest) for num_workers, *rest in starts]
+    return run_workers("as_torchrun.py", *groups)
+
+
+def _free_port():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
 
 
 def run_program(numbers, folder, module="checks"):

@@ -1,9 +1,8 @@
 import json
-import socket
 from pathlib import Path
 
 import pytest
-from launch import run_workers
+from launch import run_as_torchrun
 
 pytestmark = pytest.mark.slow
 
@@ -19,22 +18,15 @@ STARTS = {
 }
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return free.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
     """What the first worker of a start printed, and the folder it ran in."""
     above = tmp_path_factory.mktemp("programs")
-    groups = []
+    starts = []
     for name, (num_workers, program, *options) in STARTS.items():
         (above / name).mkdir()
-        words = (free_port(), above / name, ROOT / program)
-        groups.append((num_workers, *words, *options))
-    ended = dict(zip(STARTS, run_workers("as_torchrun.py", *groups), strict=True))
+        starts.append((num_workers, above / name, ROOT / program, *options))
+    ended = dict(zip(STARTS, run_as_torchrun(*starts), strict=True))
 
     def of(name):
         outputs, codes = ended[name]

@@ -1,13 +1,11 @@
 """Two real processes: each trainer against the plain loop in one process."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import test_transformers
 import torch
+from distributed.launch import run_as_torchrun
 from loops import digits_like, plain
 
 pytestmark = pytest.mark.slow
@@ -18,25 +16,8 @@ HERE = Path(__file__).parent
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("workers")
-    paths = [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1"),
-            *("--nproc-per-node=2", "--rdzv-backend=c10d"),
-            *("--rdzv-endpoint=localhost:0", HERE / "workers.py", folder),
-        ],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        },
-        capture_output=True,
-        text=True,
-        timeout=220,
-        check=False,
-    )
-    return folder, f"{done.stdout}\n{done.stderr}"[-4000:]
+    ((outputs, _),) = run_as_torchrun((2, folder, HERE / "workers.py", folder))
+    return folder, "\n".join(outputs)[-4000:]
 
 
 def both(trained, name):

@@ -1,6 +1,6 @@
-"""One of two workers under torchrun: each trainer with its own data-parallel ways.
+"""One of two workers: each trainer with its own data-parallel ways.
 
-torchrun --nproc-per-node=2 workers.py FOLDER
+Started by as_torchrun.py, with FOLDER.
 """
 
 import sys
