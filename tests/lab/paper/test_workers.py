@@ -34,14 +34,14 @@ def test_a_process_that_dies_is_named_and_not_waited_for():
         list(run_all(os._exit, [3], num_workers=1))
 
 
-def test_leaving_early_ends_the_processes():
+def test_leaving_early_ends_the_processes(forked_workers):
     events = run_all(range, [10**9, 10**9], num_workers=2)
     next(events)
     events.close()
     assert multiprocessing.active_children() == []
 
 
-def test_a_job_that_does_not_fit_beside_others_waits_for_its_turn():
+def test_a_job_that_does_not_fit_beside_others_waits_for_its_turn(forked_workers):
     def fits(job, busy):
         return not (job.startswith("long") and any(b.startswith("long") for b in busy))
 
@@ -51,13 +51,13 @@ def test_a_job_that_does_not_fit_beside_others_waits_for_its_turn():
     assert started == ["short", "long one", "long other"]
 
 
-def test_jobs_that_come_up_on_the_way_are_done_before_those_that_wait():
+def test_jobs_that_come_up_on_the_way_are_done_before_those_that_wait(forked_workers):
     asked = iter([[5], [], []])
     events = run_all(range, [1, 2], num_workers=1, more=lambda: next(asked))
     assert [job for job, result in events if result is None] == [1, 5, 2]
 
 
-def test_a_message_for_users_is_passed_on_with_its_job_and_nothing_else():
+def test_a_message_for_users_is_passed_on_with_its_job_and_nothing_else(forked_workers):
     with pytest.raises(WorkerError) as caught:
         list(run_all(tiny_jobs.refuse, [3], num_workers=1))
     assert str(caught.value) == "3: nothing is left of 3"
@@ -80,7 +80,7 @@ def test_ctrl_c_while_processes_start_is_not_lost(monkeypatch):
     assert multiprocessing.active_children() == []
 
 
-def test_processes_do_not_see_ctrl_c():
+def test_processes_do_not_see_ctrl_c(forked_workers):
     events = run_all(tiny_jobs.process_id_and_wait, [1], num_workers=1)
     _, pid = next(events)
     os.kill(pid, signal.SIGINT)
