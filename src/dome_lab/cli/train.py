@@ -122,8 +122,10 @@ def command(
         use_data(data_dir)
         import torch
 
+        from dome_lab.allocator import keep_freed_memory
         from dome_lab.paper.run import Run
 
+        keep_freed_memory()
         torch.set_num_threads(threads)
         with users_values():
             run = Run(

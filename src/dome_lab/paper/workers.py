@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from dome_lab.allocator import keep_freed_memory
+
 Job = TypeVar("Job", bound=Hashable)
 Result = TypeVar("Result")
 
@@ -175,6 +177,7 @@ def _interrupts_held_back() -> Iterator[None]:
 def _work(compute: Callable[[Any], Iterable[Any]], connection: Connection) -> None:
     """Body of a process: takes jobs, sends results, ends with the other side."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         while True:
