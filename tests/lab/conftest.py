@@ -11,9 +11,9 @@ from dome_lab.paper import workers
 def _forked():
     """Processes that compute runs are forked from one that has imported torch.
 
-    Importing is most of what they do in tests. They are spawned, as for users, in
-    test_workers.py and in commands that are processes themselves. Forked ones have the
-    environment of the first test that forked.
+    Importing is most of what they do in tests. They are spawned, as for users, in half
+    of test_workers.py and in commands that are processes themselves. Forked ones have
+    the environment of the first test that forked.
     """
     context = multiprocessing.get_context("forkserver")
     # torch imports the last one with the first optimizer, and it is as much again.

@@ -222,7 +222,7 @@ def test_killed_again_and_again_it_ends_with_the_same_rows(undisturbed, tmp_path
         for moment in ((0, 0.0), (2, 0.02))  # test_kills.py has the writes themselves
     ]
     assert ends.count(-signal.SIGKILL) >= 1  # else it was never stopped on its way
-    process = start(tmp_path)
+    process = start(tmp_path, num_workers=1)
     assert process.wait(timeout=600) == 0
     assert stored(tmp_path) == stored(folder)
 
@@ -234,12 +234,13 @@ def killed_after(process, path, num_rows, delay):
     return process.wait()
 
 
-def start(folder):
+def start(folder, num_workers=2):
     code = (
         "import sys, pathlib, tiny_figure\n"
         "from dome_lab.paper.reproduce import compute, make_plan\n"
         "modules = {tiny_figure.NAME: tiny_figure}\n"
-        "list(compute(make_plan(modules, 'smoke', pathlib.Path(sys.argv[1])), 2))\n"
+        "plan = make_plan(modules, 'smoke', pathlib.Path(sys.argv[1]))\n"
+        f"list(compute(plan, {num_workers}))\n"
     )
     here = str(Path(tiny_figure.__file__).parent)
     before = os.environ.get("PYTHONPATH", "")

@@ -110,7 +110,7 @@ SCALES = {
         run=replace(
             PAPER,
             task="digits",
-            num_train=100,
+            num_train=60,
             num_test=50,
             rank=2,
             epochs=1,
