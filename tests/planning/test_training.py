@@ -129,12 +129,14 @@ def test_output_gradients_are_counted_as_they_are_kept():
 
 def test_positions_cost_directions_of_low_rank_and_nothing_else():
     model = Language()
-    short, long = (dome.plan(model, 5, 3, positions=T).choices for T in (1, 21))
+    short, long = (
+        dome.plan(model, 5, 3, positions=T, memory=10_000_000).choices for T in (1, 21)
+    )
     for before, after in zip(short[:-1], long[:-1], strict=True):
         assert before.memory == after.memory
     outputs = 100 + 700 + 100 + 700
     assert long[-1].memory - short[-1].memory == 4 * 3 * 20 * outputs
-    assert long[-1].largest_rank <= short[-1].largest_rank
+    assert 5 < long[-1].largest_rank < short[-1].largest_rank
 
 
 def test_directions_of_low_rank_are_suggested_where_no_other_basis_fits():
