@@ -1,5 +1,4 @@
 import importlib.util
-import os
 import signal
 import subprocess
 from functools import cache
@@ -11,12 +10,6 @@ torch.set_num_threads(1)  # small matrices: a second thread costs more than it b
 # A shell starts what runs in the background with Ctrl-C ignored, and tests press it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers():
-    """One more than there are cores: many tests wait for a process or a browser."""
-    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items):
