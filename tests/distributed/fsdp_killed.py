@@ -28,10 +28,11 @@ def main():
         timeout=timedelta(seconds=30),
     )
     place = Place(rank, size, folder)
-    model, optimizer, _ = start(place)
+    # In one group the model itself gathers its parameters before it runs.
+    model, optimizer, _ = start(place, layers="one group" not in where)
     try:
         for i, (x, y) in enumerate(data(4)):
-            if (rank, i, where) == (1, 2, "forward"):
+            if (rank, i) == (1, 2) and where.startswith("forward"):
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.zero_grad()
             loss = cross_entropy(model(mine(place, x)), mine(place, y))

@@ -23,6 +23,7 @@ def test_workers_of_fully_shard(name, num_workers, fsdp_workers):
 
 KILLED = {
     "forward": "rank 1 did not come to the forward pass of step 3",
+    "forward, one group": "rank 1 did not come to the forward pass of step 3",
     "backward": "came to the forward pass of step 3, and rank 1 broke off in it",
 }
 
@@ -30,7 +31,7 @@ KILLED = {
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
     """{where: the folder in which survivors wrote, and what all printed}."""
-    folders = {where: tmp_path_factory.mktemp(where) for where in KILLED}
+    folders = {where: tmp_path_factory.mktemp("killed") for where in KILLED}
     groups = [(3, folder, where) for where, folder in folders.items()]
     ended = run_workers("fsdp_killed.py", *groups)
     return {

@@ -84,7 +84,9 @@ class FullyShardedFilter(Hooked):
             for module in sharded_modules(model)
             if fsdp_groups(module)
         ]
-        self.hook_into(model.register_forward_pre_hook(self._arrive))
+        # First of all: fully_shard gathers parameters in a hook of its own.
+        arrived = model.register_forward_pre_hook(self._arrive, prepend=True)
+        self.hook_into(arrived)
         self._num_steps = 0
         self._norms: tuple[Tensor, Tensor] | None = None
         self._seconds = 0.0
