@@ -1,4 +1,5 @@
 # In a file of their own, because the processes that do jobs import them by name.
+import multiprocessing
 import os
 import time
 
@@ -17,3 +18,8 @@ def refuse(job):
 def wait_a_moment(job):
     time.sleep(0.5 if job.startswith("long") else 0)
     yield job
+
+
+def hold_a_lock(job):
+    globals()["lock"] = multiprocessing.RLock()  # as tqdm does, for good
+    yield os.getpid()

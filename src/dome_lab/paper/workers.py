@@ -178,6 +178,10 @@ def _work(compute: Callable[[Any], Iterable[Any]], connection: Connection) -> No
     """Body of a process: takes jobs, sends results, ends with the other side."""
     torch.set_num_threads(1)
     keep_freed_memory()
+    # Locks that libraries make here, such as tqdm's, then have no name that is told as
+    # leaked when this process is terminated.
+    if "fork" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_start_method("fork", force=True)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         while True:

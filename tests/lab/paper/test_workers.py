@@ -89,20 +89,31 @@ def test_processes_do_not_see_ctrl_c(forked_workers):
     events.close()
 
 
-def test_processes_end_when_this_one_is_killed():
+def started(job, jobs):
     code = (
         "import tiny_jobs; from dome_lab.paper.workers import run_all\n"
-        "for _, pid in run_all(tiny_jobs.process_id_and_wait, [1, 2], 2):\n"
+        f"for _, pid in run_all(tiny_jobs.{job}, {jobs}, 2):\n"
         "    print(pid, flush=True)\n"
     )
     here = str(Path(tiny_jobs.__file__).parent)
     before = os.environ.get("PYTHONPATH", "")
-    parent = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([here, before])},
     )
+
+
+def test_a_lock_of_a_library_is_not_told_as_leaked():
+    said, warned = started("hold_a_lock", [1]).communicate()
+    assert len(said.split()) == 2  # the process, and the end of the job
+    assert "leaked" not in warned
+
+
+def test_processes_end_when_this_one_is_killed():
+    parent = started("process_id_and_wait", [1, 2])
     pids = [int(parent.stdout.readline()) for _ in range(2)]
     parent.kill()
     parent.communicate()

@@ -5,7 +5,7 @@ CIFAR-10 but k = C on Tiny ImageNet and on DBPedia, where C² does not fit its m
 There fig02 and fig06 find that most is kept. Is it k? With fewer classes C² fits.
 
 Scale cpu: Tiny ImageNet as in fig02, 20 classes, so that k = C is fig02's; DBPedia as
-in fig06 but 1,600 texts of 10 classes; filtered runs only, 3 seeds.
+in fig06 but 1,600 texts of 10 classes, 1,000 to test; filtered runs only, 3 seeds.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,9 @@ SCALES = {
     "cpu": Config(
         cases=(
             fig02.SCALES["cpu"].run,
-            replace(fig06.SCALES["cpu"].run, num_classes=10, num_train=1600),
+            replace(
+                fig06.SCALES["cpu"].run, num_classes=10, num_train=1600, num_test=1000
+            ),
         ),
         num_seeds=3,
     ),
