@@ -95,8 +95,7 @@ SCALES = {
     "cpu": Config(compared=variants(replace(fig03.SCALES["cpu"].run, rate=RATE))),
     "smoke": Config(
         compared=variants(
-            # PowerSGD does not get as small on the matrices of fig03's network.
-            replace(fig03.SCALES["smoke"].run, model="resnet8", num_train=32, rate=100),
+            replace(fig03.SCALES["smoke"].run, num_train=32, rate=100),
             ranks=(2,),
             thin_ranks=(2,),
             direction_ranks=(1,),

@@ -60,7 +60,6 @@ SCALES = {
         run=replace(
             PAPER,
             task="digits",
-            model="mlp",
             num_train=48,
             num_test=50,
             rank=10,
