@@ -21,15 +21,9 @@ CHECKS = {}
 PARTS = 12  # micro-batches of a step: 12/P for each worker make the same run for all P
 
 
-def check(*num_workers):
-    """A check for groups of these sizes."""
-
-    def register(function):
-        function.num_workers = num_workers
-        CHECKS[function.__name__] = function
-        return function
-
-    return register
+def check(function):
+    CHECKS[function.__name__] = function
+    return function
 
 
 class Net(nn.Module):
@@ -145,7 +139,7 @@ def assert_alike(one, here, names, options):
         torch.testing.assert_close(values, tracker.eigenvalues, **TIGHT)
 
 
-@check(2, 3, 4)
+@check
 def workers_equal_one_process_with_micro_batches(place):
     for options in (
         {},
@@ -168,7 +162,7 @@ class Checkpointed(Net):
         return self.last(self.frozen(self.norm(self.twice(x.tanh()))).tanh())
 
 
-@check(2, 3)
+@check
 def activation_checkpointing_leads_where_training_leads_without(place):
     for options in ({}, {"direction_rank": 2}):
         ends = []
@@ -182,7 +176,7 @@ def activation_checkpointing_leads_where_training_leads_without(place):
         torch.testing.assert_close(*ends, **TIGHT)
 
 
-@check(2, 3, 4)
+@check
 def directions_of_low_rank_equal_those_of_one_process(place):
     many = -(-6 // place.size)
     for options in (
@@ -197,7 +191,7 @@ def directions_of_low_rank_equal_those_of_one_process(place):
         here.detach()
 
 
-@check(2, 3)
+@check
 def large_weights_of_low_rank_are_never_multiplied_out(place):
     with mock.patch.object(dome.numerics.directions, "SMALL_WEIGHT", 0):
         one, here = side_by_side(place, 4, direction_rank=2)
@@ -205,7 +199,7 @@ def large_weights_of_low_rank_are_never_multiplied_out(place):
     here.detach()
 
 
-@check(2, 3)
+@check
 def a_backward_pass_that_reduces_is_a_sample_and_others_add_to_it(place):
     _, here = side_by_side(place, 3, parts=2)
     here.detach()
@@ -224,7 +218,7 @@ def a_backward_pass_that_reduces_is_a_sample_and_others_add_to_it(place):
     workers[2].detach()
 
 
-@check(2, 3)
+@check
 def gradients_that_are_thrown_away_leave_no_samples(place):
     one, (model, optimizer, grad_filter) = start_alone(), start(place)
     batches = list(data(4))
@@ -240,7 +234,7 @@ def gradients_that_are_thrown_away_leave_no_samples(place):
     grad_filter.detach()
 
 
-@check(2, 3)
+@check
 def parameters_that_the_optimizer_does_not_have_are_left_alone(place):
     one = net()
     some = [*one.twice.parameters(), *one.last.parameters()]
@@ -260,7 +254,7 @@ def sgd_of(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-@check(2, 3)
+@check
 def after_detach_it_is_fully_shard_again(place):
     model, optimizer, grad_filter = start(place)
     plain = sharded(place, net())
@@ -273,7 +267,7 @@ def after_detach_it_is_fully_shard_again(place):
     assert torch.equal(flat(model), flat(plain))
 
 
-@check(2, 3)
+@check
 def mixed_precision_samples_are_the_gradients_that_are_sent(place):
     for reduce_dtype in (torch.float32, torch.bfloat16):
         policy = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype)
@@ -322,7 +316,7 @@ def big():
     )
 
 
-@check(2, 3, 4)
+@check
 def a_worker_sends_the_bytes_of_a_reduce_scatter_and_holds_its_share(place):
     model, optimizer, grad_filter = start(place, 4, big().double())
     dim = sum(p.numel() for p in model.parameters())
@@ -349,7 +343,7 @@ def a_worker_sends_the_bytes_of_a_reduce_scatter_and_holds_its_share(place):
     grad_filter.detach()
 
 
-@check(2, 3, 4)
+@check
 def directions_of_low_rank_send_their_right_factors_besides(place):
     K, r = 3, 2
     model, optimizer, grad_filter = start(place, K, big().double(), direction_rank=r)
@@ -410,7 +404,7 @@ def resume(place, path, **options):
     return model, optimizer, grad_filter
 
 
-@check(2, 3, 4)
+@check
 def a_checkpoint_goes_on_with_another_number_of_workers(place):
     batches = list(data(END))
     for name, options in RUNS.items():
@@ -438,7 +432,7 @@ def a_checkpoint_goes_on_with_another_number_of_workers(place):
         grad_filter.detach()
 
 
-@check(2, 3)
+@check
 def a_whole_state_goes_on_in_one_process_and_back(place):
     for options in RUNS.values():
         model, optimizer, grad_filter = start(place, **options)
@@ -464,7 +458,7 @@ def a_whole_state_goes_on_in_one_process_and_back(place):
         grad_filter.detach()
 
 
-@check(2, 3)
+@check
 def a_state_of_another_model_or_rank_is_refused(place):
     _, _, grad_filter = start(place)
     state = grad_filter.state_dict()
@@ -479,7 +473,7 @@ def a_state_of_another_model_or_rank_is_refused(place):
     thin.detach()
 
 
-@check(2, 3)
+@check
 def workers_at_different_steps_are_told_apart(place):
     _, _, grad_filter = start(place)
     grad_filter._num_steps = 5 if place.rank else 4
@@ -488,7 +482,7 @@ def workers_at_different_steps_are_told_apart(place):
     grad_filter.detach()
 
 
-@check(2, 3)
+@check
 def what_changes_under_the_filter_is_an_error(place):
     x, y = next(data(1))
     model, optimizer, grad_filter = start(place)

@@ -35,8 +35,6 @@ def main():
     )
     results = {}
     for name, check in sys.modules[sys.argv[5]].CHECKS.items():
-        if size not in getattr(check, "num_workers", (size,)):
-            continue
         try:
             check(Place(rank, size, shared))
             results[name] = "passed"
