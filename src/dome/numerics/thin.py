@@ -29,6 +29,9 @@ from dome.numerics.together import IsTrue, looked_up
 
 # A weight with more numbers is never made into rows: 256 kB a sample in float32.
 SMALL_WEIGHT = 1 << 16
+# Columns of a weight from which K combinations of samples are made row by row of it: on
+# a CPU half the time of one product (10, 128) x (128, 36864), 3.8 against 7.1 ms.
+LONG_ROW = 128
 
 
 def is_thin(shape: Sequence[int], rank: int) -> bool:
@@ -64,7 +67,7 @@ class Kept:
     Attributes:
         right: X Q of every use that is a product, in order.
         written: The directions (K, n m), where a use is rows.
-        Y: Gᵀ M (K, n m) of the samples that are rows.
+        Y: Gᵀ M of the samples that are rows: (n, K, m), or (1, K, n m) of short rows.
         has_past: Whether U C is in Y too.
     """
 
@@ -130,13 +133,11 @@ class Thin:
                 weights = spread.M[use.samples].unsqueeze(1)
                 some = grads.left.transposed_times(kept.right.pop(0) * weights)
                 total = some if total is None else total.add_(some)
-            elif kept.Y is None:
-                kept.Y = M[use.samples].T @ self._rows(grads)
             else:
-                kept.Y.addmm_(M[use.samples].T, self._rows(grads))
+                kept.Y = self._combined(M[use.samples], self._rows(grads), kept.Y)
         if kept.Y is not None:
             if with_past and kept.written is not None:
-                kept.Y.addmm_(C.T, kept.written)
+                kept.Y = self._combined(C, kept.written, kept.Y)
                 kept.has_past = True
             some = _products(self._matrices(kept.Y).mT, _apart(self.Q, self.num))
             total = some if total is None else total.add_(some)
@@ -191,8 +192,15 @@ class Thin:
     def _rows(self, grads: Tensor) -> Tensor:
         return grads.flatten(1).to(self.P.dtype)
 
+    def _combined(self, weights: Tensor, rows: Tensor, Y: Tensor | None) -> Tensor:
+        """Y + rowsᵀ weights of rows (b, n m) and weights (b, K), as ``Kept`` has it."""
+        num = len(self.P) if len(self.Q) >= LONG_ROW else 1
+        pieces = rows.unflatten(1, (num, -1)).transpose(0, 1)
+        weights = weights.T.expand(num, -1, -1)
+        return torch.bmm(weights, pieces) if Y is None else Y.baddbmm_(weights, pieces)
+
     def _matrices(self, Y: Tensor) -> Tensor:
-        return Y.view(self.num, len(self.P), len(self.Q))
+        return Y.transpose(0, 1).view(self.num, len(self.P), len(self.Q))
 
 
 def orthonormal_turns(
@@ -273,12 +281,18 @@ def orthonormal(
         return found
     generator = torch.Generator(stacks[0].device).manual_seed(seed)
     are_open = (turns == 0).all(-2).flatten(1)
-    filled = []
-    for P, is_open, cut in zip(found, are_open, cuts, strict=True):
-        shape = (cut.num_rows, P.shape[1])
-        noise = torch.randn(shape, generator=generator, dtype=P.dtype, device=P.device)
-        filled.append(_filled(P, noise[cut.rows] * is_open, num, floor, total))
-    return filled
+    for i, is_any in enumerate(are_open.any(1).tolist()):
+        if is_any:
+            P, cut = found[i], cuts[i]
+            noise = torch.randn(
+                (cut.num_rows, P.shape[1]),
+                generator=generator,
+                dtype=P.dtype,
+                device=P.device,
+            )
+            noise = noise[cut.rows] * are_open[i]
+            found[i] = _filled(P, noise, num, floor, total)
+    return found
 
 
 def _filled(P: Tensor, noise: Tensor, num: int, floor: float, total: Total) -> Tensor:
