@@ -3,8 +3,8 @@
 Claims: as fig01, with both kinds of momentum (the paper: Spearman's ρ = 0.96).
 
 Scale cpu: ResNet-8, 20 classes of 100 training and 20 test images, k = C = 20, B = 32,
-8 epochs, 3 seeds. An epoch took 11 s on one core without evaluation: 9 core-minutes in
-all (the stored runs took 96, on a machine that did much else). Not the paper's
+8 epochs, 8 seeds. An epoch took 11 s on one core without evaluation: 48 core-minutes in
+all (the stored runs took longer, on a machine that did much else). Not the paper's
 ResNet-18: a step of it with the tracker took 2 s at B = 16, which affords some 120
 steps a run. Tried on 300 images with one seed and no filter, it was still at chance
 after 180 steps, at learning rate 0.1 and at 0.01.
@@ -53,7 +53,7 @@ SCALES = {
             batch_size=32,
             epochs=8,
         ),
-        num_seeds=3,
+        num_seeds=8,
     ),
     "smoke": Momenta(
         run=replace(
