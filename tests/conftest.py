@@ -12,6 +12,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_ignore_collect(collection_path):
+    """Doctests are those of src: what tests are helped by is not imported for them."""
+    name = collection_path.name
+    is_help = collection_path.is_file() and not name.startswith(("test_", "conftest"))
+    return True if is_help else None
+
+
 def pytest_collection_modifyitems(items):
     """Files with slow tests first: in the end all cores have quick ones to share."""
     slow = {
