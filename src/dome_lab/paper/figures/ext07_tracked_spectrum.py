@@ -23,7 +23,7 @@ from dome_lab.paper.names import subset_name
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, Run
 from dome_lab.paper.series import number, select
-from dome_lab.paper.spectrum import cliff, knee
+from dome_lab.paper.spectrum import SEEN, cliff, knee
 from dome_lab.paper.statistics import Array
 
 NUM_CLASSES = fig05.NUM_CLASSES
@@ -100,10 +100,13 @@ def judge(rows: Sequence[Row]) -> list[Claim]:
                 "ext07",
                 f"{name}: C large eigenvalues",
                 f"On logarithmic axes Λ falls more steeply across C = {C} than over "
-                "the doublings of the index before and after it.",
+                "the doublings of the index before and after it, by a slope of more "
+                f"than {SEEN:g}.",
                 [
                     above(
-                        "slope beyond its neighbours'", [cliff(v, C) for v in found], 0
+                        "slope beyond its neighbours'",
+                        [cliff(v, C) for v in found],
+                        SEEN,
                     )
                 ],
             ),
@@ -111,8 +114,8 @@ def judge(rows: Sequence[Row]) -> list[Claim]:
                 "ext07",
                 f"{name}: outliers end at C²",
                 f"On logarithmic axes Λ falls less steeply behind C² = {C**2} than "
-                "before it.",
-                [above("drop of the slope", [knee(v, C**2) for v in found], 0)],
+                f"before it, by a slope of more than {SEEN:g}.",
+                [above("drop of the slope", [knee(v, C**2) for v in found], SEEN)],
             ),
         ]
     return claims

@@ -12,6 +12,7 @@ from dome.diagnostics import covariance_eigenvalues
 from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED, above
 from dome_lab.paper.figures import load_figure
 from dome_lab.paper.spectrum import (
+    SEEN,
     cliff,
     flatness,
     kept_indices,
@@ -140,15 +141,20 @@ def test_noisy_power_laws_pass_less_than_one_time_in_twenty(exponent, scatter):
     passed = {"cliff": 0, "outliers": 0}
     for _ in range(num):
         found = [noisy(INDEX**-exponent, rng, scatter) for _ in range(3)]
-        passed["cliff"] += holds([cliff(v, C) for v in found])
-        passed["outliers"] += holds([knee(v, C**2) for v in found]) and holds(
-            [sharpness(v, C) for v in found]
+        passed["cliff"] += holds([cliff(v, C) for v in found], SEEN)
+        passed["outliers"] += holds([knee(v, C**2) for v in found], SEEN) and holds(
+            [sharpness(v, C) for v in found], 0
         )
     assert max(passed.values()) <= 0.05 * num
 
 
-def holds(values):
-    return above("contrast", values, 0).verdict == HOLDS
+def holds(values, bound):
+    return above("contrast", values, bound).verdict == HOLDS
+
+
+def test_a_power_law_that_is_known_well_is_told_to_have_no_edge():
+    rows = eigenvalue_rows(INDEX**-1.2, scatter=0.002)
+    assert set(verdicts(rows).values()) == {FAILS}
 
 
 def test_seeds_that_disagree_decide_nothing():
