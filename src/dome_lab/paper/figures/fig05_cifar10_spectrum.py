@@ -5,6 +5,7 @@ What is read off the spectrum is defined in ``dome_lab.paper.spectrum``. The pap
 not name the optimizer; fig01's is taken.
 
 Scale cpu: the paper's training, all 50,000 images; gradients of 2,000 of them, 3 seeds.
+A run took 7 minutes on one core.
 """
 
 from collections.abc import Sequence
