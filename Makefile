@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LAB := $(VENV)/.installed-lab
 DEV := $(VENV)/.installed-dev
+PROCESSES := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo quick oldest matrix test browser docs check format lint types imports clean help
@@ -37,14 +38,15 @@ demo: $(LAB)
 	@$(BIN)/dome demo
 
 # A process a core with one thread each: twice as fast on two cores as two threads in one. Where
-# a test takes two threads all the same, they do not spin for a core that is not free. Bytecode
-# is kept whatever the environment says: tests start some hundred programs.
+# a test takes two threads all the same, they do not spin for a core that is not free. One
+# process more fills the time in which tests wait, for workers that were killed or a browser.
+# Bytecode is kept whatever the environment says: tests start some hundred programs.
 quick: $(DEV)
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q -m "not slow" \
 	  tests/trackers tests/samples tests/test_filter.py tests/numerics tests/compression
 
 test: $(DEV) browser
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --junitxml=$(VENV)/tests.xml
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --junitxml=$(VENV)/tests.xml
 
 # The tests of the report open it in headless Chromium. As root on Debian it is installed;
 # elsewhere one that is there is taken, or Playwright's own. Without any, the tests say so.
