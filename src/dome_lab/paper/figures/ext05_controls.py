@@ -8,7 +8,7 @@ one per layer; directions are of low rank in every weight; half of the span is t
 out; the span is that of the gradients as Adam scales them. The learning rate of each is
 chosen as in ext04.
 
-Scale cpu: as fig03, B = 32, because there are so many; 5 judged seeds. A run takes a
+Scale cpu: as ext00, B = 32, because there are so many; 5 judged seeds. A run takes a
 quarter to a whole minute of one core, and each control has eleven or more.
 """
 
@@ -92,7 +92,7 @@ class Config:
 
 SCALES = {
     "paper": Config(),
-    "cpu": Config(compared=variants(replace(fig03.SCALES["cpu"].run, rate=RATE))),
+    "cpu": Config(compared=variants(replace(fig03.SMALL, rate=RATE))),
     "smoke": Config(
         compared=variants(
             replace(fig03.SCALES["smoke"].run, num_train=32, rate=100),

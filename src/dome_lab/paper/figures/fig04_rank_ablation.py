@@ -3,7 +3,7 @@
 Claims: a gain already at k <= 10; accuracy grows up to k = C², where it is about best;
 far beyond it falls.
 
-Scale cpu: as fig03, k up to 500. Measured: 27 minutes for all runs one after the other,
+Scale cpu: as ext00, k up to 500. Measured: 27 minutes for all runs one after the other,
 on a machine that did other work too; k = 1000 would add about 15.
 """
 
@@ -40,9 +40,7 @@ class Config:
 
 SCALES = {
     "paper": Config(),
-    "cpu": Config(
-        run=replace(fig03.SCALES["cpu"].run, rate=1000), ranks=RANKS[:-2], num_seeds=3
-    ),
+    "cpu": Config(run=replace(fig03.SMALL, rate=1000), ranks=RANKS[:-2], num_seeds=3),
     "smoke": Config(
         run=replace(fig03.SCALES["smoke"].run, rate=1000),
         ranks=(1, 10, 100),

@@ -5,7 +5,7 @@ the Gaussian sketch? At rate 15, about two bits a parameter, which every compres
 send; at rate 100, less than a bit, those that can. Each sends the largest message that
 the rate allows, what it sends is written beside it; biased ones have error feedback.
 
-Scale cpu: as fig03. Measured: about 40 minutes for two processes, on a machine that did
+Scale cpu: as ext00. Measured: about 40 minutes for two processes, on a machine that did
 other work too.
 """
 
@@ -44,7 +44,7 @@ class Config:
 
 SCALES = {
     "paper": Config(),
-    "cpu": Config(run=fig03.SCALES["cpu"].run, num_seeds=3),
+    "cpu": Config(run=fig03.SMALL, num_seeds=3),
     "smoke": Config(
         run=fig03.SCALES["smoke"].run,
         compressors=((ALL_CAN, COMPRESSORS[-2:]), (FEW_CAN, SPARSE[-1:])),

@@ -82,8 +82,9 @@ def test_figures_share_their_runs(scale):
     assert by_sgd
     assert by_sgd <= runs("fig09")
     harsh = {run for run in runs("fig03") if run.rate in (100, 1000)}
-    assert harsh < runs("ext00")
-    if scale != "smoke":
+    if scale != "cpu":  # where these have smaller ones
+        assert harsh < runs("ext00")
+    if scale == "paper":
         assert {run for run in harsh if run.rate == 1000} < runs("fig04")
 
 

@@ -10,7 +10,7 @@ from dome_lab.paper.tuning import Grid
 
 CONFIG = ext05.Config(
     compared=ext05.variants(
-        replace(fig03.SCALES["cpu"].run, rate=ext05.RATE),
+        replace(fig03.SMALL, rate=ext05.RATE),
         ranks=(10,),
         thin_ranks=(10,),
         direction_ranks=(4, 1),
