@@ -7,7 +7,7 @@ from docs.pages import DOCS
 PAGE = (DOCS / "choosing.md").read_text()
 ROWS = [
     json.loads(line)
-    for figure in ("ext00_choices", "fig03_mnist_compression", "fig04_rank_ablation")
+    for figure in ("ext00_choices", "fig04_rank_ablation")
     for line in (DOCS / "results" / "cpu" / f"{figure}.jsonl").read_text().splitlines()
 ]
 PAPERS = {
