@@ -194,7 +194,8 @@ class Thin:
 
     def _combined(self, weights: Tensor, rows: Tensor, Y: Tensor | None) -> Tensor:
         """Y + rowsᵀ weights of rows (b, n m) and weights (b, K), as ``Kept`` has it."""
-        num = len(self.P) if len(self.Q) >= LONG_ROW else 1
+        # At least one: of a short weight a worker may hold no row.
+        num = max(len(self.P), 1) if len(self.Q) >= LONG_ROW else 1
         pieces = rows.unflatten(1, (num, -1)).transpose(0, 1)
         weights = weights.T.expand(num, -1, -1)
         return torch.bmm(weights, pieces) if Y is None else Y.baddbmm_(weights, pieces)
