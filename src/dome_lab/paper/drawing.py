@@ -94,14 +94,18 @@ def draw_line(
     axes.fill_between(x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
 
 
-def add_title(figure: Figure, rows: Sequence[Row], axes: Axes | None = None) -> None:
+def add_title(
+    figure: Figure, rows: Sequence[Row], axes: Axes | None = None, side_by_side: int = 2
+) -> None:
     """Say above everything what was trained, and which line of ``axes`` is which."""
-    row = rows[0]
-    parts = [name_of(row[column]) for column in ("task", "model", "optimizer")]
-    if row["num_classes"] is not None:
-        parts[0] += f" ({row['num_classes']} classes)"
-    tasks = {name_of(row["task"]) for row in rows}
-    title = ", ".join(parts if len(tasks) == 1 else parts[1:])
+    columns = ("task", "model", "optimizer")
+    found = [list(dict.fromkeys(name_of(row[c]) for row in rows)) for c in columns]
+    tasks, *others = found
+    parts = [" and ".join(names) for names in others]
+    if len(tasks) == 1:
+        number = rows[0]["num_classes"]
+        parts.insert(0, tasks[0] + (f" ({number} classes)" if number else ""))
+    title = ", ".join(parts)
     if axes is None:
         figure.suptitle(title, fontsize=TEXT)
         return
@@ -110,7 +114,7 @@ def add_title(figure: Figure, rows: Sequence[Row], axes: Axes | None = None) -> 
         title=title,
         title_fontsize=TEXT,
         loc="outside upper center",
-        ncols=2,
+        ncols=side_by_side,
         fontsize=TEXT - 1,
         frameon=False,
     )

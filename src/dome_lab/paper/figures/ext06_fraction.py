@@ -13,19 +13,18 @@ fig02, 50 epochs, 3 seeds: about an hour of one core for each of the three.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from dome_lab.paper import drawing, train
+from dome_lab.paper import train
 from dome_lab.paper.claims import Claim, claim
 from dome_lab.paper.figures import fig01_cifar10_dynamics as fig01
 from dome_lab.paper.figures import fig02_tinyimagenet_dynamics as fig02
 from dome_lab.paper.following import CHANGES, FOLLOWS, LATE, WHOLE, follows
+from dome_lab.paper.following_panels import draw_following
 from dome_lab.paper.names import name_of, subset_name
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import PLAIN, Run
-from dome_lab.paper.series import curves, select, stacked
-from dome_lab.paper.statistics import student_band
+from dome_lab.paper.run import Run
+from dome_lab.paper.series import select
 
 FORGET = 0.05
 EPOCHS = 50
@@ -88,31 +87,7 @@ compute_run = train.compute_run
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Training loss above, the fraction below it, a column a way."""
-    found = _groups(rows)
-    num = len(found)
-    figure, lines = drawing.canvas(2, num, max(drawing.COLUMN, 1.75 * num), 3.6)
-    for place, (name, mine) in enumerate(found.items()):
-        for line, (column, title) in zip(
-            lines,
-            (("train_loss", "training loss"), ("fraction", "fraction")),
-            strict=True,
-        ):
-            values = stacked(curves(mine, column))
-            epochs = np.arange(1, values.shape[1] + 1)
-            axes = line[place]
-            axes.plot(epochs, values.T, color=drawing.COLOURS[PLAIN], **drawing.SEED)
-            seen = axes.get_ylim()
-            drawing.draw_band(axes, epochs, student_band(values), PLAIN)
-            axes.set_ylim(seen)
-            above = name.replace(", ", "\n", 1) if column == "train_loss" else ""
-            drawing.label(axes, "epoch", title if place == 0 else "", above)
-            drawing.epochs_below(axes)
-    drawing.add_note(
-        figure,
-        drawing.statistics_note(rows),
-        drawing.extension_note(rows),
-    )
-    return figure
+    return draw_following(_groups(rows), rows)
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:

@@ -78,7 +78,7 @@ compute_run = train.compute_run
 
 def draw(rows: Sequence[Row]) -> Figure:
     """What is kept by k, a line a data set."""
-    figure, ((axes,),) = drawing.canvas(1, 1, drawing.COLUMN, 2.9)
+    figure, ((axes,),) = drawing.canvas(1, 1, drawing.COLUMN, 3.1)
     found = _by_task(rows)
     for (name, mine), colour in zip(found.items(), drawing.PALETTE, strict=False):
         ranks = distinct(mine, "rank")
@@ -88,7 +88,7 @@ def draw(rows: Sequence[Row]) -> Figure:
     axes.set_ylim(0, 1)
     drawing.log_below(axes, distinct(rows, "rank"), {})
     drawing.label(axes, "directions k: C, and C²", "kept of the norm")
-    drawing.add_title(figure, rows, axes)
+    drawing.add_title(figure, rows, axes, side_by_side=1)
     varied = ("rank", "num_classes", "num_train", "num_test", "batch_size")
     drawing.add_note(
         figure,

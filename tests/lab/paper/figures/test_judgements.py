@@ -406,3 +406,14 @@ def test_each_way_to_average_has_its_own_verdict_and_parts():
     assert found["MNIST, SGD: whole run"] == FAILS
     assert found["MNIST, SGD: from step 1,500 on"] == FAILS
     assert len(found) == 6
+
+
+def test_each_learning_rate_has_its_own_verdict():
+    run = replace(RUN, epochs=10, removes="nothing", lr=0.1)
+    falling = np.linspace(0.9, 0.4, 10)
+    rows = seeds(replace(run, lr=0.01), fraction=falling)
+    rows += seeds(run, fraction=falling[::-1])
+    assert verdicts("ext10", rows) == {
+        "MNIST, learning rate 0.1: fraction follows loss": FAILS,
+        "MNIST, learning rate 0.01: fraction follows loss": HOLDS,
+    }
