@@ -5,8 +5,8 @@ costs no accuracy at any batch size. A line joins batch sizes that were trained 
 many epochs.
 
 Scale cpu: fig01's images, B = 4, 16 (fig01's), 64, 256 and 1,000 for 3, 10, 8, 8 and 8
-epochs, of which the first 8 count, 10 seeds. Measured: 37 minutes for three of them, one
-run after the other, fig01's among them, on a machine that did other work too.
+epochs, of which the first 8 count, 10 seeds. Measured: 37 minutes for three of them,
+one run after the other, fig01's among them, on a machine that did other work too.
 """
 
 import statistics
