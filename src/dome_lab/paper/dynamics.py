@@ -98,13 +98,21 @@ def draw_dynamics(rows: Sequence[Row], paper: Run, score: str) -> Figure:
     return figure
 
 
-def draw_panels(axes: Sequence[Axes], rows: Sequence[Row], score: str) -> None:
-    """The three panels of one pair of arms."""
-    panels = {
-        "train_loss": "training loss",
-        "fraction": "norm fraction\nin span(U)",
-        score: SCORES[score],
-    }
+def draw_panels(
+    axes: Sequence[Axes], rows: Sequence[Row], score: str, *, watched: bool = True
+) -> None:
+    """The panels of one pair of arms.
+
+    Args:
+        axes: Three, or two where nothing watched the unfiltered arm.
+        rows: Of both arms.
+        score: Column of what is to be high.
+        watched: Whether the fraction is known of both arms.
+    """
+    panels = {"train_loss": "training loss"}
+    if watched:
+        panels["fraction"] = "norm fraction\nin span(U)"
+    panels[score] = SCORES[score]
     for one, (column, title) in zip(axes, panels.items(), strict=True):
         found = {
             arm: stacked(curves(select(rows, arm=arm), column))

@@ -417,3 +417,22 @@ def test_each_learning_rate_has_its_own_verdict():
         "MNIST, learning rate 0.1: fraction follows loss": FAILS,
         "MNIST, learning rate 0.01: fraction follows loss": HOLDS,
     }
+
+
+def test_a_lead_that_shrinks_to_nothing_is_told_from_one_that_stays():
+    def rows(lead):
+        filtered = replace(RUN, epochs=8)
+        plain = replace(filtered, rank=None)
+        return [
+            row | {"test_macro_f1": row["epoch"] / 10 + more * (1 + row["seed"] / 20)}
+            for run, leads in ((plain, np.zeros(8)), (filtered, lead))
+            for row in seeds(run)
+            for more in [leads[row["epoch"] - 1]]
+        ]
+
+    assert verdicts("ext11", rows(np.linspace(0.2, 0.005, 8))) == {
+        "macro-F1 becomes similar": HOLDS,
+        "the lead becomes smaller": HOLDS,
+    }
+    stays = rows(np.linspace(0.05, 0.2, 8))
+    assert set(verdicts("ext11", stays).values()) == {FAILS}
