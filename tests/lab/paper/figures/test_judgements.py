@@ -196,6 +196,8 @@ def test_ranks_as_in_the_paper_hold():
     rows = by_rank({1: 0.45, 10: 0.55, 100: 0.7, 200: 0.705, 1000: 0.5})
     # The scatter of two filtered arms cancels, so that their difference has no width.
     assert set(verdicts("fig04", rows).values()) == {HOLDS}
+    rows = by_rank({1: 0.45, 10: 0.55, 100: 0.7, 200: 0.69, 1000: 0.5})
+    assert verdict("fig04", rows, "best near") == HOLDS  # itself the best
 
 
 def test_ranks_against_the_paper_do_not_hold():
