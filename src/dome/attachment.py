@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from dome.filter import GradientFilter
 from dome.hooking import Hooked
 from dome.newcomers import Newcomers, held_by
+from dome.numerics import cpu
 from dome.parameters import selected
 from dome.torch_private import runs_step_hooks
 
@@ -65,6 +66,8 @@ def call_before_step(
     optimizer: Optimizer, grad_filter: Hooked, newcomers: Newcomers | None = None
 ) -> None:
     """Let an optimizer call a filter before every step, or after every closure."""
+    if any(p.device.type == "cpu" for p in held_by(optimizer)):
+        cpu.keep_what_steps_free()
     hook = _before_step(grad_filter, newcomers)
     grad_filter.hook_into(optimizer.register_step_pre_hook(hook))
     _filter_of[optimizer] = grad_filter

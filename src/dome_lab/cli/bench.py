@@ -34,8 +34,8 @@ def command(
 ) -> None:
     """Measure what the filter costs on this machine.
 
-    Questions: step_cost, compressors, diagnostics, growth, memory, parts, soak,
-    startup.
+    Questions: step_cost, alone, compressors, diagnostics, growth, memory, parts,
+    soak, startup.
     """
     with one_line_errors(context, f"questions that were finished are in {out}"):
         if quick and full:

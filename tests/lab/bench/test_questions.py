@@ -84,6 +84,14 @@ def test_step_cost_compares_every_variant_with_the_plain_step(asked):
 
 
 @pytest.mark.slow
+def test_loops_in_processes_of_their_own_are_compared_with_the_plain_one(asked):
+    plain, thin = rows_of(asked, "alone")
+    assert (plain["variant"], thin["variant"]) == (step_cost.PLAIN, step_cost.THIN)
+    assert plain["ratio"] == 1.0
+    assert thin["ratio"] == thin["seconds"][0] / plain["seconds"][0]
+
+
+@pytest.mark.slow
 def test_shares_of_the_parts_add_up(asked):
     shares = [row["share"] for row in rows_of(asked, "parts")]
     assert sum(share for share in shares if share is not None) == pytest.approx(1)

@@ -1,0 +1,162 @@
+"""What does a step take in a process of its own, with the filter and without?
+
+As people train: one loop, nothing else in the process. In step_cost all variants share
+one, and so they share its heap: what the filter does for memory that is freed
+(``dome.numerics.cpu``) is done for the plain loop as well. Processes take turns; ratios
+are medians over rounds of the ratio within a round.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dome_lab.bench.memory import in_fresh_process
+from dome_lab.bench.questions.step_cost import (
+    EVERY,
+    FEW,
+    NUM_FEW,
+    OURS,
+    PLAIN,
+    SELDOM,
+    TARGETS,
+    THIN,
+)
+from dome_lab.bench.tables import TextTable, milliseconds
+from dome_lab.bench.timing import Round, ratios, seconds_of, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dome_lab.bench.questions import Tell
+    from dome_lab.bench.results import Row
+
+# Options of each; a rank of None is no filter.
+VARIANTS: dict[str, dict[str, Any]] = {
+    PLAIN: {"rank": None},
+    OURS: {"rank": 100},
+    SELDOM: {"rank": 100, "update_every": EVERY},
+    FEW: {"rank": NUM_FEW},
+    THIN: {"rank": NUM_FEW, "direction_rank": 4},
+}
+SECONDS = 3.0  # a process, of which half is importing torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of the question."""
+
+    setting: str = "resnet8"
+    batch_sizes: tuple[int, ...] = (16, 128)
+    variants: tuple[str, ...] = tuple(VARIANTS)
+    num_rounds: int = 5
+    num_samples: int = 2048  # that are timed, after half as many that are not
+
+
+SCALES = {
+    "smoke": Config(
+        setting="resnet8 on 8x8",
+        batch_sizes=(6,),
+        variants=(PLAIN, THIN),
+        num_rounds=1,
+        num_samples=60,
+    ),
+    "quick": Config(variants=(PLAIN, OURS, THIN), num_rounds=3),
+    "usual": Config(),
+    "full": Config(num_rounds=11),
+}
+
+
+def expected_seconds(config: Config) -> float:
+    """About how long it takes."""
+    processes = len(config.batch_sizes) * len(config.variants) * config.num_rounds
+    return 2 * SECONDS * processes
+
+
+def compute(config: Config, tell: Tell) -> list[Row]:
+    """One row per batch size and variant."""
+    rows: list[Row] = []
+    done, total = 0, len(config.batch_sizes) * config.num_rounds * len(config.variants)
+    for batch_size in config.batch_sizes:
+        rounds: list[Round] = []
+        for _ in range(config.num_rounds):
+            rounds.append({})
+            for name in config.variants:
+                rounds[-1][name] = in_fresh_process(
+                    __name__,
+                    step_seconds.__name__,
+                    {},
+                    setting=config.setting,
+                    batch_size=batch_size,
+                    num_samples=config.num_samples,
+                    options=VARIANTS[name],
+                )
+                done += 1
+                tell(f"alone, B = {batch_size}", done / total)
+        rows += [_row(rounds, name, batch_size) for name in config.variants]
+    return rows
+
+
+def step_seconds(
+    setting: str, batch_size: int, num_samples: int, options: Mapping[str, Any]
+) -> float:
+    """Median seconds of a step of a loop that is all this process does."""
+    from dome_lab.bench.training import Loop, filtered_loop
+
+    rank, others = options["rank"], {k: v for k, v in options.items() if k != "rank"}
+    if rank is None:
+        loop = Loop(setting, batch_size)
+    else:
+        loop = filtered_loop(setting, batch_size, rank, **others)
+    every = options.get("update_every") or 1
+    num_turns = max(num_samples // batch_size // every, 3)
+    seconds = []
+    for _ in range(num_turns + num_turns // 2):
+        start = time.perf_counter()
+        for _ in range(every):
+            loop.step()
+        seconds.append((time.perf_counter() - start) / every)
+    return statistics.median(seconds[num_turns // 2 :])
+
+
+def _row(rounds: list[Round], name: str, batch_size: int) -> Row:
+    seconds, ratio = (
+        spread(seconds_of(rounds, name)),
+        spread(ratios(rounds, name, PLAIN)),
+    )
+    return {
+        "batch_size": batch_size,
+        "variant": name,
+        "num_rounds": len(rounds),
+        "median": seconds.median,
+        "low": seconds.low,
+        "high": seconds.high,
+        "ratio": ratio.median,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+        "target": TARGETS.get((name, batch_size)),
+        "seconds": seconds_of(rounds, name),
+    }
+
+
+def table(rows: list[Row]) -> TextTable:
+    """Variants by batch size: time and ratio to plain."""
+    lines = [
+        [
+            f"B = {row['batch_size']}: {row['variant']}",
+            f"{milliseconds(row['median'])} "
+            f"({row['low'] * 1e3:.3g} - {row['high'] * 1e3:.3g})",
+            f"{row['ratio']:.2f} ({row['ratio_low']:.2f} - {row['ratio_high']:.2f})",
+            "-" if row["target"] is None else f"{row['target']}",
+        ]
+        for row in rows
+    ]
+    headings = ("", "step", "step / plain", "at most")
+    return TextTable(
+        "Time of a training step, each loop in a process of its own",
+        headings,
+        lines,
+        ["Medians, quartiles in brackets. Ratios are taken within a round."],
+    )
