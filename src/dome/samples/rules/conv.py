@@ -5,6 +5,7 @@ The samples become groups of one big image: x as (1, N·in, ...) against δ as
 product with the unfolded input (im2col) is used instead.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -29,6 +30,9 @@ _FEW_CHANNELS = 8
 _GROUPED_AT_ONCE = 64
 _UNFOLDED_AT_ONCE = 16
 _NUMBERS_AT_ONCE = 1 << 19
+# Numbers of a result that is kept as the kernel made it, where that may be: copying it
+# took as long as half of the kernel. 24 MB, which glibc keeps (``numerics.cpu``).
+_NUMBERS_KEPT = 6 << 20
 
 Sizes = int | tuple[int, ...]
 
@@ -200,9 +204,14 @@ def _weight_gradient(
         kept = sink.keep(*_sides(delta, x, weight, geometry))
     if sink is None or kept:
         return geometry.backward(delta, x, weight, [False, True, False])[1]
+    unfold = _cheaper_unfolded(delta, x, weight, geometry)
+    is_small = len(x) * weight.numel() <= _NUMBERS_KEPT
+    if sink.keeps_products and whole and is_small and not unfold:
+        rows = _grouped(delta, x, weight.shape, geometry)
+        sink.put(site.axis.fold(rows))
+        return rows.sum(0)
     room = sink.room(delta.dtype) if whole else None
     rows = delta.new_empty((len(x), *weight.shape)) if room is None else room
-    unfold = _cheaper_unfolded(delta, x, weight, geometry)
     write = _write_unfolded if unfold else _write_grouped
     places = prod(delta.shape[2:]) if unfold else len(weight)
     most = _UNFOLDED_AT_ONCE if unfold else _GROUPED_AT_ONCE
@@ -246,14 +255,21 @@ def _cheaper_unfolded(
 
 def _write_grouped(out: Tensor, delta: Tensor, x: Tensor, geometry: Geometry) -> None:
     """Weight gradient of each row of a batch, (N, *weight), the rows as groups."""
-    num, rows, *rest = out.shape
+    out.copy_(_grouped(delta, x, out.shape[1:], geometry))
+
+
+def _grouped(
+    delta: Tensor, x: Tensor, shape: Sequence[int], geometry: Geometry
+) -> Tensor:
+    """The same as a tensor of its own."""
+    num = len(x)
     joined_delta = delta.reshape(1, -1, *delta.shape[2:])
     joined_x = x.reshape(1, -1, *x.shape[2:])
     # Only the shape of the weight is read.
-    weight = out.new_empty((num * rows, *rest))
+    weight = delta.new_empty((num * shape[0], *shape[1:]))
     masks = [False, True, False]
     grads = geometry.backward(joined_delta, joined_x, weight, masks, num)[1]
-    out.copy_(grads.view(out.shape))
+    return grads.view(num, *shape)
 
 
 def _write_unfolded(out: Tensor, delta: Tensor, x: Tensor, geometry: Geometry) -> None:
