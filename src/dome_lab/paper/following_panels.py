@@ -20,7 +20,7 @@ def draw_following(
     """Training loss above, the fraction below it, a column a group.
 
     Args:
-        groups: Rows by what they are called; the first part of it gets its own line.
+        groups: Rows by what they are called, each part of it in a line of its own.
         rows: All of them.
         varied: Columns in which groups differ, as their names say.
     """
@@ -39,7 +39,7 @@ def draw_following(
             seen = axes.get_ylim()
             drawing.draw_band(axes, epochs, student_band(values), PLAIN)
             axes.set_ylim(seen)
-            above = name.replace(", ", "\n", 1) if column == "train_loss" else ""
+            above = name.replace(", ", "\n") if column == "train_loss" else ""
             drawing.label(axes, "epoch", title if place == 0 else "", above)
             drawing.epochs_below(axes)
     drawing.add_note(
