@@ -6,17 +6,26 @@ import sys
 import pytest
 
 PROGRAM = """
-import resource, torch, dome
+import ctypes, resource, torch, dome
 
-def faults():  # of what a step would use and free again: 16 MB
-    for settles in (True, False):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(5):
-            blocks = [torch.ones(1 << 18) for _ in range(16)]
-            del blocks
+libc, size = ctypes.CDLL(None), 3 << 20
+libc.malloc.restype = ctypes.c_void_p
+
+def step():  # what a step would use and free again: 48 MB
+    blocks = [ctypes.c_void_p(libc.malloc(size)) for _ in range(16)]
+    for block in blocks:
+        libc.memset(block, 1, size)
+    for block in blocks:
+        libc.free(block)
+
+def faults():
+    for _ in range(3):
+        step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(5):
+        step()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-torch.set_num_threads(1)
 model = torch.nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 print(faults())
