@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -154,3 +155,20 @@ def seconds_of(rounds: Sequence[Round], name: str) -> list[float]:
 def ratios(rounds: Sequence[Round], name: str, baseline: str) -> list[float]:
     """One variant's seconds over those of the baseline in the same round."""
     return [r[name] / r[baseline] for r in rounds]
+
+
+def compared(rounds: Sequence[Round], name: str, baseline: str) -> dict[str, Any]:
+    """What a row says of a variant: its seconds, and these over the baseline's."""
+    seconds = seconds_of(rounds, name)
+    own, ratio = spread(seconds), spread(ratios(rounds, name, baseline))
+    return {
+        "variant": name,
+        "num_rounds": len(rounds),
+        "median": own.median,
+        "low": own.low,
+        "high": own.high,
+        "ratio": ratio.median,
+        "ratio_low": ratio.low,
+        "ratio_high": ratio.high,
+        "seconds": seconds,
+    }

@@ -25,7 +25,7 @@ from dome_lab.bench.questions.step_cost import (
     THIN,
 )
 from dome_lab.bench.tables import TextTable, milliseconds
-from dome_lab.bench.timing import Round, ratios, seconds_of, spread
+from dome_lab.bench.timing import Round, Spread, compared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +95,11 @@ def compute(config: Config, tell: Tell) -> list[Row]:
                 )
                 done += 1
                 tell(f"alone, B = {batch_size}", done / total)
-        rows += [_row(rounds, name, batch_size) for name in config.variants]
+        rows += [
+            compared(rounds, name, PLAIN)
+            | {"batch_size": batch_size, "target": TARGETS.get((name, batch_size))}
+            for name in config.variants
+        ]
     return rows
 
 
@@ -121,26 +125,6 @@ def step_seconds(
     return statistics.median(seconds[num_turns // 2 :])
 
 
-def _row(rounds: list[Round], name: str, batch_size: int) -> Row:
-    seconds, ratio = (
-        spread(seconds_of(rounds, name)),
-        spread(ratios(rounds, name, PLAIN)),
-    )
-    return {
-        "batch_size": batch_size,
-        "variant": name,
-        "num_rounds": len(rounds),
-        "median": seconds.median,
-        "low": seconds.low,
-        "high": seconds.high,
-        "ratio": ratio.median,
-        "ratio_low": ratio.low,
-        "ratio_high": ratio.high,
-        "target": TARGETS.get((name, batch_size)),
-        "seconds": seconds_of(rounds, name),
-    }
-
-
 def table(rows: list[Row]) -> TextTable:
     """Variants by batch size: time and ratio to plain."""
     lines = [
@@ -148,7 +132,7 @@ def table(rows: list[Row]) -> TextTable:
             f"B = {row['batch_size']}: {row['variant']}",
             f"{milliseconds(row['median'])} "
             f"({row['low'] * 1e3:.3g} - {row['high'] * 1e3:.3g})",
-            f"{row['ratio']:.2f} ({row['ratio_low']:.2f} - {row['ratio_high']:.2f})",
+            str(Spread(row["ratio"], row["ratio_low"], row["ratio_high"])),
             "-" if row["target"] is None else f"{row['target']}",
         ]
         for row in rows

@@ -20,6 +20,7 @@ from dome_lab.bench.timing import (
     Spread,
     Variant,
     clock_of,
+    compared,
     measure,
     ratios,
     seconds_of,
@@ -138,24 +139,13 @@ def _rows(rounds: Sequence[Round], batch_size: int, flops: int) -> list[Row]:
     for name in rounds[0]:
         if name == PRODUCT:
             continue
-        seconds = spread(seconds_of(rounds, name))
-        to_plain = spread(ratios(rounds, name, PLAIN))
-        row: Row = {
+        row: Row = compared(rounds, name, PLAIN) | {
             "batch_size": batch_size,
-            "variant": name,
-            "num_rounds": len(rounds),
-            "median": seconds.median,
-            "low": seconds.low,
-            "high": seconds.high,
-            "ratio": to_plain.median,
-            "ratio_low": to_plain.low,
-            "ratio_high": to_plain.high,
             "target": TARGETS.get((name, batch_size)),
             "gain_target": GAINS.get((name, batch_size)),
             "sgemm": rate.median,
             "sgemm_low": rate.low,
             "sgemm_high": rate.high,
-            "seconds": seconds_of(rounds, name),
         }
         if PAPER in rounds[0]:
             gain = spread(ratios(rounds, PAPER, name))
