@@ -250,8 +250,8 @@ def norm_of_all(tensors: Sequence[Tensor]) -> Tensor:
     """The norm of several tensors as one vector, in float64."""
     if tensors[0].device.type == "cpu":
         # A tenth of the time of a norm in float64, where squares keep in range.
-        parts = torch.stack([norm.double() for norm in norms_of(tensors)])
-        whole = torch.linalg.vector_norm(parts)
+        parts = torch.stack(list(norms_of(tensors)))
+        whole = torch.linalg.vector_norm(parts, dtype=torch.float64)
         if RANGE[0] < whole < RANGE[1]:
             return whole
     return torch.linalg.vector_norm(torch.stack([norm_of(t) for t in tensors]))

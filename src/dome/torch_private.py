@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 from torch.utils import checkpoint
@@ -47,6 +47,7 @@ __all__ = [
     "AnyBatchNorm",
     "AnyInstanceNorm",
     "TorchDispatchMode",
+    "applied",
     "base_of",
     "checkpoint_arguments",
     "checkpoint_frame",
@@ -72,6 +73,7 @@ __all__ = [
     "runs_step_hooks",
     "schema_arguments",
     "stop_compiling",
+    "subtract_each_",
     "tree_flatten",
     "tree_map",
     "tree_map_only",
@@ -167,6 +169,16 @@ def inside_transform() -> bool:
     return transformed or getattr(forward_ad, "_current_level", -1) >= 0
 
 
+def applied(function: type[Function], *args: Any) -> Any:  # noqa: ANN401 (torch's)
+    """``function.apply(*args)`` of an autograd function, by the shorter way."""
+    # 2.6 to 2.15: where no transform of torch.func is active, ``apply`` of Function
+    # does nothing for us but look whether one is.
+    active = getattr(torch._C, "_are_functorch_transforms_active", None)
+    if active is None or active():
+        return function.apply(*args)
+    return super(Function, function).apply(*args)
+
+
 def follows_several(t: Tensor | None) -> bool:
     """Whether a gradient stands for several at once (``is_grads_batched``)."""
     # 2.6 to 2.15; without it torch's own message is all there is.
@@ -216,6 +228,17 @@ def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         norms: Sequence[Tensor] = many(list(tensors))
         return norms
     return [torch.linalg.vector_norm(tensor) for tensor in tensors]
+
+
+def subtract_each_(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Subtract the second of each pair from the first: one call, where torch has it."""
+    # 2.6 to 2.15, and what torch's own optimizers are written with.
+    many = getattr(torch, "_foreach_sub_", None)
+    if many is not None and pairs:
+        many([first for first, _ in pairs], [second for _, second in pairs])
+        return
+    for first, second in pairs:
+        first.sub_(second)
 
 
 def raising_if_differentiated(

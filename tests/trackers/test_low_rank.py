@@ -28,7 +28,7 @@ def written_out(tracker):
 @pytest.mark.parametrize("num_samples", [64, 9], ids=["B>k", "B near k"])
 def test_nothing_cut_is_algorithm_two(rng, monkeypatch, num_samples):
     # As thin products all the same: they must not lose anything where they need not.
-    monkeypatch.setattr(directions, "is_thin", lambda shape, _: len(shape) > 1)
+    monkeypatch.setattr(directions, "is_thin", lambda shape, *_: len(shape) > 1)
     shapes = [torch.Size(s) for s in ((4, 6), (9, 4), (7,), (4, 2, 3))]
     dim = sum(shape.numel() for shape in shapes)
     tracker = LowRankPower(shapes, 6, 4, dtype=torch.float64)

@@ -2,7 +2,9 @@
 
 Shapes: U (D, K), which is never formed; G (B, D) samples, parameter by parameter. A
 parameter with min(n, m) ≤ r, as biases and norms are, has ordinary columns, which take
-no more room there; those of all such parameters lie in one matrix (n', K).
+no more room there, and so has a weight that is small beside the others; those of all
+such parameters lie in one matrix (K, n'), a direction a row: products with few rows
+take half the time of those with few columns.
 
 Where workers hold rows of every parameter (``fully_shard``), P and the plain columns
 are cut as these are, and Q is held by all: what an update sends are Q, K r m numbers
@@ -29,6 +31,7 @@ from dome.numerics.thin import (
     orthonormal,
 )
 from dome.numerics.together import IsTrue, looked_up
+from dome.torch_private import subtract_each_
 
 # Squared share that one of r columns must have of its own to be a direction.
 FLOOR = {torch.float32: 1e-9, torch.float64: 1e-18}
@@ -70,8 +73,9 @@ class Shapes:
         plain: dict[int, torch.Size] = {}
         cuts: dict[int, Cut] = {}
         start = here = 0
-        for i, sizes in enumerate(shapes):
-            shape = torch.Size(sizes)
+        wholes = [torch.Size(sizes) for sizes in shapes]
+        dim = sum(shape.numel() for shape in wholes)
+        for i, shape in enumerate(wholes):
             num_rows = shape[0] if shape else 1
             width = shape[1:].numel()
             stop = start + shape.numel()
@@ -80,10 +84,11 @@ class Shapes:
             num = part.stop - part.start
             cuts[start] = Cut(slice(here, here + num), rows, num_rows)
             held = torch.Size((rows.stop - rows.start, *shape[1:]))
-            (thin if is_thin(shape, rank) else plain)[start] = held if shape else shape
+            kind = thin if is_thin(shape, rank, dim) else plain
+            kind[start] = held if shape else shape
             start, here = stop, here + num
         total = alone if shard is None else shard.total
-        return Shapes(thin, plain, cuts, start, rank, total)
+        return Shapes(thin, plain, cuts, dim, rank, total)
 
     def columns(self) -> dict[int, slice]:
         """The numbers of each parameter, among those held here."""
@@ -122,7 +127,7 @@ class Directions:
     Attributes:
         shapes: Of the parameters.
         thin: In weight matrices, by their first column.
-        plain: In the other parameters, shape (n', K).
+        plain: In the other parameters, shape (K, n').
     """
 
     shapes: Shapes
@@ -150,18 +155,18 @@ class Directions:
             P = noise(num_rows, num * r, 1.0)
             P = P if rows == slice(0, num_rows) else P[rows].clone()
             Q = noise(shape[1:].numel(), num * r, (r * D) ** -0.5)
-            thin[start] = Thin(P, Q, num)
+            thin[start] = Thin.of_columns(P, Q, num)
         length = sum(
             shapes.cuts[start].num_rows * shape[1:].numel()
             for start, shape in shapes.plain.items()
         )
         plain = shapes.plain_rows(noise(length, num, D**-0.5))
-        return Directions(shapes, thin, plain)
+        return Directions(shapes, thin, plain.T.contiguous())
 
     @property
     def num(self) -> int:
         """K."""
-        return self.plain.shape[1]
+        return self.plain.shape[0]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -171,22 +176,30 @@ class Directions:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """What is stored, by name."""
-        stored = {"plain": self.plain}
+        stored = {"plain": self.plain.T.contiguous()}
         for i, thin in enumerate(self.thin.values()):
-            stored |= {f"left_{i}": thin.P, f"right_{i}": thin.Q}
+            P, Q = thin.columns
+            stored |= {f"left_{i}": P, f"right_{i}": Q}
         return stored
+
+    @property
+    def num_stored(self) -> int:
+        """How many numbers that are."""
+        thin = sum(t.P.numel() + t.Q.numel() for t in self.thin.values())
+        return self.plain.numel() + thin
 
     def with_tensors(self, stored: Mapping[str, Tensor]) -> "Directions":
         """Directions of the same shapes from what was stored."""
         thin = {
-            start: Thin(
+            start: Thin.of_columns(
                 stored[f"left_{i}"].to(old.P, copy=True),
                 stored[f"right_{i}"].to(old.Q, copy=True),
                 old.num,
             )
             for i, (start, old) in enumerate(self.thin.items())
         }
-        return Directions(self.shapes, thin, stored["plain"].to(self.plain, copy=True))
+        plain = stored["plain"].to(self.plain, copy=True).T.contiguous()
+        return Directions(self.shapes, thin, plain)
 
     def prepared(self, batch: FactorBatch) -> FactorBatch:
         """A batch that is no rows in large weights, where Y would be as large as U.
@@ -202,7 +215,7 @@ class Directions:
     def products(self, batch: FactorBatch) -> Products:
         """G U, and what is needed of it again."""
         rows = self._rows(batch)
-        GU = rows @ self.plain
+        GU = rows @ self.plain.T
         kept = {
             start: thin.coordinates(batch.of(start), GU)
             for start, thin in self.thin.items()
@@ -240,15 +253,15 @@ class Directions:
                 thin.left_products(uses[s], seen.kept[s], spread, is_alone)
                 for s, thin in self.thin.items()
             ),
-            seen.rows.T @ M,
+            M.T @ seen.rows,
         )
         stacks = [
-            X if seen.kept[s].has_past else X + thin.past_left(spread)
+            X if seen.kept[s].has_past else thin.past_left(spread).add_(X)
             for (s, thin), X in zip(self.thin.items(), lefts[:-1], strict=True)
         ]
         cuts = [self.shapes.cuts[s] for s in self.thin]
         floor, over_rows = FLOOR[self.dtype], self.shapes.total
-        Ps = orthonormal(stacks, self.num, floor, seed, is_true, cuts, over_rows)
+        Ps = orthonormal(stacks, floor, seed, is_true, cuts, over_rows)
         rights = total(
             *(
                 thin.right_products(P, uses[s], seen.kept[s], spread)
@@ -256,41 +269,38 @@ class Directions:
             )
         )
         wholes = [
-            Q if seen.kept[s].has_past else Q + thin.past_right(P, spread)
+            Q if seen.kept[s].has_past else thin.past_right(P, spread).add_(Q)
             for (s, thin), P, Q in zip(self.thin.items(), Ps, rights, strict=True)
         ]
         if wholes:
             wholes = list(over_rows(*wholes))
-        new = {
-            s: Thin(P, Q, self.num)
-            for s, P, Q in zip(self.thin, Ps, wholes, strict=True)
-        }
-        return Directions(self.shapes, new, lefts[-1] + self.plain @ C)
+        new = {s: Thin(P, Q) for s, P, Q in zip(self.thin, Ps, wholes, strict=True)}
+        return Directions(self.shapes, new, torch.addmm(lefts[-1], C.T, self.plain))
 
     def gram(self, other: "Directions") -> Tensor:
         """Uᵀ W of other directions, float64, shape (K, K)."""
         grams = [thin.gram(other.thin[s]) for s, thin in self.thin.items()]
-        grams.append(self.plain.T @ other.plain)
+        grams.append(self.plain @ other.plain.T)
         (whole,) = self.shapes.total(torch.stack(grams).double().sum(0))
         return whole
 
     def scaled(self, factors: Tensor) -> "Directions":
         """Each direction times a number."""
         factors = factors.to(self.dtype)
-        wide = factors.repeat_interleave(self.shapes.rank)
-        thin = {s: Thin(t.P, t.Q * wide, t.num) for s, t in self.thin.items()}
-        return Directions(self.shapes, thin, self.plain * factors)
+        each = factors[:, None, None]
+        thin = {s: Thin(t.P, t.Q * each) for s, t in self.thin.items()}
+        return Directions(self.shapes, thin, self.plain * factors[:, None])
 
     def replaced(self, mask: Tensor, others: "Directions") -> "Directions":
         """Those of other directions in place of some."""
-        wide = mask.repeat_interleave(self.shapes.rank)
+        each = mask[:, None, None]
 
         def choose(own: Thin, other: Thin) -> Thin:
-            P, Q = torch.where(wide, other.P, own.P), torch.where(wide, other.Q, own.Q)
-            return Thin(P, Q, own.num)
+            P, Q = torch.where(each, other.P, own.P), torch.where(each, other.Q, own.Q)
+            return Thin(P, Q)
 
         thin = {s: choose(t, others.thin[s]) for s, t in self.thin.items()}
-        plain = torch.where(mask, others.plain, self.plain)
+        plain = torch.where(mask[:, None], others.plain, self.plain)
         return Directions(self.shapes, thin, plain)
 
     def dot(self, grads: Mapping[int, Tensor]) -> Tensor:
@@ -303,26 +313,29 @@ class Directions:
                 else self.plain.new_zeros(shape.numel())
                 for s, shape in self.shapes.plain.items()
             ]
-            dots.append(torch.cat(flat) @ self.plain)
+            dots.append(self.plain @ torch.cat(flat))
         (whole,) = self.shapes.total(torch.stack(dots).double().sum(0))
         return whole
 
     def remove_(self, grads: Mapping[int, Tensor], c: Tensor) -> None:
         """Subtract U c from a gradient, parameter by parameter."""
         c = c.to(self.dtype)
-        wide = c.repeat_interleave(self.shapes.rank)
+        wide = c.repeat_interleave(self.shapes.rank)[:, None]
         for s, thin in self.thin.items():
             if s in grads:
                 thin.remove_(grads[s], wide)
-        removed = iter((self.plain @ c).split(self._plain_sizes))
-        for s, part in zip(self.shapes.plain, removed, strict=True):
-            if s in grads:
-                grads[s].sub_(part.view_as(grads[s]))
+        parts = (c @ self.plain).split(self._plain_sizes)
+        pairs = [
+            (grads[s], part.view_as(grads[s]))
+            for s, part in zip(self.shapes.plain, parts, strict=True)
+            if s in grads
+        ]
+        subtract_each_(pairs)
 
     def written_out(self) -> Tensor:
         """U after all, shape (D, K)."""
         parts = {s: thin.written_out().T for s, thin in self.thin.items()}
-        plain = self.plain.split(self._plain_sizes)
+        plain = self.plain.T.split(self._plain_sizes)
         parts |= dict(zip(self.shapes.plain, plain, strict=True))
         return torch.cat([parts[start] for start in sorted(parts)])
 
@@ -338,7 +351,7 @@ class Directions:
             uses = batch.of(start)
             whole = len(uses) == 1 and uses[0].samples == slice(0, B)
             if whole and isinstance(uses[0].grads, Tensor):
-                parts.append(uses[0].grads.flatten(1).to(self.dtype))
+                parts.append(uses[0].grads.to(self.dtype))
                 continue
             rows = self.plain.new_zeros(B, shape.numel())
             for use in uses:

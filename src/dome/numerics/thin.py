@@ -1,8 +1,9 @@
 """Directions of one weight matrix, as products of two thin matrices.
 
 Shapes: K directions of rank r in a weight (n, m). Direction j is P_j Q_jᵀ, P_j (n, r)
-and Q_j (m, r), kept side by side: P (n, K r) and Q (m, K r). So products with all
-directions are single products with P or Q.
+and Q_j (m, r). They are kept transposed and one below the other, P (K, r, n) and
+Q (K, r, m): as (K r, n) and (K r, m) they are one factor of products with all
+directions, as batches of K what is done to each, both without a copy.
 
 They can be replaced by the combination Y = U C + Gᵀ M of directions and samples, of
 which each column keeps what one step of a power iteration finds:
@@ -34,9 +35,23 @@ SMALL_WEIGHT = 1 << 16
 LONG_ROW = 128
 
 
-def is_thin(shape: Sequence[int], rank: int) -> bool:
+# Numbers of a weight that is kept whole beside larger ones, and its share of them all:
+# as thin products it would save next to nothing, and cost the time of a large one.
+# ResNet-8's six smallest weights, a tenth of its numbers, took 4 % of a step at B = 16.
+WHOLE_WEIGHT = 1 << 12
+WHOLE_SHARE = 20
+
+
+def can_be_thin(shape: Sequence[int], rank: int) -> bool:
     """Whether directions of rank r take less as thin products in a parameter."""
     return len(shape) > 1 and min(shape[0], prod(shape[1:])) > rank
+
+
+def is_thin(shape: Sequence[int], rank: int, dim: int) -> bool:
+    """Whether they are kept as such, in a parameter among D numbers."""
+    num = prod(shape)
+    is_whole = num <= WHOLE_WEIGHT and num * WHOLE_SHARE <= dim
+    return can_be_thin(shape, rank) and not is_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,19 +97,33 @@ class Thin:
     """K directions of a weight matrix (n, m), each of rank r.
 
     Attributes:
-        P: Shape (n, K r).
-        Q: Shape (m, K r).
-        num: K.
+        P: Shape (K, r, n).
+        Q: Shape (K, r, m).
     """
 
     P: Tensor
     Q: Tensor
-    num: int
+
+    @staticmethod
+    def of_columns(P: Tensor, Q: Tensor, num: int) -> "Thin":
+        """From factors side by side, (n, K r) and (m, K r), as states have them."""
+        return Thin(_one_by_one(P, num).contiguous(), _one_by_one(Q, num).contiguous())
 
     @property
-    def rank(self) -> int:
-        """r."""
-        return self.P.shape[1] // self.num
+    def columns(self) -> tuple[Tensor, Tensor]:
+        """The factors side by side, (n, K r) and (m, K r), each a copy."""
+        P, Q = self._sides
+        return P.T.contiguous(), Q.T.contiguous()
+
+    @property
+    def num(self) -> int:
+        """K."""
+        return self.P.shape[0]
+
+    @property
+    def _sides(self) -> tuple[Tensor, Tensor]:
+        """P as (K r, n) and Q as (K r, m)."""
+        return self.P.flatten(0, 1), self.Q.flatten(0, 1)
 
     def coordinates(self, uses: Sequence[Use], out: Tensor) -> Kept:
         """Add G U to ``out`` (B, K).
@@ -103,24 +132,23 @@ class Thin:
         """
         kept = Kept()
         for use in uses:
-            grads = use.grads
+            grads, part = use.grads, out[use.samples]
             if isinstance(grads, Product):
-                rQ = grads.right.times(self.Q)
-                both = (grads.left.times(self.P) * rQ).sum(1)
-                part = out[use.samples]
+                P, Q = self._sides
+                rQ = grads.right.times(Q.T)
+                both = (grads.left.times(P.T) * rQ).sum(1)
                 part += both.view(len(both), self.num, -1).sum(2)
                 kept.right.append(rQ)
             else:
                 if kept.written is None:
                     kept.written = self.written_out()
-                part = out[use.samples]
                 part += sum_of_pieces(kept.written, self._rows(grads).T).T
         return kept
 
     def left_products(
         self, uses: Sequence[Use], kept: Kept, spread: Spread, with_past: bool
     ) -> Tensor:
-        """Σ_b M_bj G_b Q_j for all j, shape (n, K r).
+        """(Σ_b M_bj G_b Q_j)ᵀ for all j, shape (K, r, n).
 
         The past is left out, except ``with_past`` where samples are rows: there it is
         added to Y, which then has it for the right products too.
@@ -135,73 +163,89 @@ class Thin:
                 total = some if total is None else total.add_(some)
             else:
                 kept.Y = self._combined(M[use.samples], self._rows(grads), kept.Y)
+        found = None if total is None else _one_by_one(total, self.num)
         if kept.Y is not None:
             if with_past and kept.written is not None:
                 kept.Y = self._combined(C, kept.written, kept.Y)
                 kept.has_past = True
-            some = _products(self._matrices(kept.Y).mT, _apart(self.Q, self.num))
-            total = some if total is None else total.add_(some)
-        return torch.zeros_like(self.P) if total is None else total
+            some = torch.bmm(self.Q, self._matrices(kept.Y).mT)
+            found = some if found is None else some.add_(found)
+        return torch.zeros_like(self.P) if found is None else found
 
     def right_products(
         self, P: Tensor, uses: Sequence[Use], kept: Kept, spread: Spread
     ) -> Tensor:
-        """Σ_b M_bj G_bᵀ P_j for all j, shape (m, K r): see ``left_products``."""
+        """(Σ_b M_bj G_bᵀ P_j)ᵀ for all j, shape (K, r, m): see ``left_products``.
+
+        Args:
+            P: The new left factors, shape (K, r, n).
+            uses: The samples.
+            kept: What the products before left of them.
+            spread: C and M.
+        """
         total: Tensor | None = None
         for use in uses:
             if isinstance(use.grads, Product):
                 left, right = use.grads.left, use.grads.right
                 weights = spread.M[use.samples].unsqueeze(1)
-                some = right.transposed_times(left.times(P) * weights)
+                lP = left.times(P.flatten(0, 1).T)
+                some = right.transposed_times(lP * weights)
                 total = some if total is None else total.add_(some)
+        found = None if total is None else _one_by_one(total, self.num)
         if kept.Y is not None:
-            some = _products(self._matrices(kept.Y), _apart(P, self.num))
-            total = some if total is None else total.add_(some)
-        return torch.zeros_like(self.Q) if total is None else total
+            some = torch.bmm(P, self._matrices(kept.Y))
+            found = some if found is None else some.add_(found)
+        return torch.zeros_like(self.Q) if found is None else found
 
     def past_left(self, spread: Spread) -> Tensor:
-        """Σ_i C_ij P_i Q_iᵀ Q_j for all j, shape (n, K r)."""
-        return self.P @ (self.Q.T @ self.Q).mul_(spread.C)
+        """(Σ_i C_ij P_i Q_iᵀ Q_j)ᵀ for all j, shape (K, r, n)."""
+        P, Q = self._sides
+        return ((Q @ Q.T).mul_(spread.C.T) @ P).view_as(self.P)
 
     def past_right(self, P: Tensor, spread: Spread) -> Tensor:
-        """Σ_i C_ij Q_i P_iᵀ P'_j for all j, shape (m, K r)."""
-        return self.Q @ (self.P.T @ P).mul_(spread.C)
+        """(Σ_i C_ij Q_i P_iᵀ P'_j)ᵀ for all j, shape (K, r, m)."""
+        old, Q = self._sides
+        return ((P.flatten(0, 1) @ old.T).mul_(spread.C.T) @ Q).view_as(self.Q)
 
     def gram(self, other: "Thin") -> Tensor:
         """u_iᵀ w_j = tr (P_iᵀ P'_j)(Q'_jᵀ Q_i) of other directions w, shape (K, K)."""
-        both = (self.P.T @ other.P).mul_(self.Q.T @ other.Q)
-        return both.view(self.num, self.rank, self.num, self.rank).sum((1, 3))
+        (P, Q), (P_other, Q_other) = self._sides, other._sides
+        both = (P @ P_other.T).mul_(Q @ Q_other.T)
+        num, rank = self.P.shape[:2]
+        return both.view(num, rank, num, rank).sum((1, 3))
 
     def dot(self, gradient: Tensor) -> Tensor:
         """tr P_jᵀ g Q_j, shape (K,)."""
-        products = gradient.flatten(1) @ self.Q
-        return products.mul_(self.P).sum(0).view(self.num, -1).sum(1)
+        P, Q = self._sides
+        return (Q @ gradient.flatten(1).T).mul_(P).view(self.num, -1).sum(1)
 
     def remove_(self, gradient: Tensor, wide: Tensor) -> None:
-        """Subtract Σ_j c_j P_j Q_jᵀ from a gradient, of c each r times (K r,)."""
+        """Subtract Σ_j c_j P_j Q_jᵀ from a gradient, of c each r times (K r, 1)."""
+        P, Q = self._sides
         if gradient.is_contiguous():
-            gradient.flatten(1).addmm_(self.P * wide, self.Q.T, alpha=-1)
+            gradient.flatten(1).addmm_((P * wide).T, Q, alpha=-1)
         else:
-            gradient.sub_(((self.P * wide) @ self.Q.T).view_as(gradient))
+            gradient.sub_(((P * wide).T @ Q).view_as(gradient))
 
     def written_out(self) -> Tensor:
         """Shape (K, n m)."""
-        P, Q = _apart(self.P, self.num), _apart(self.Q, self.num)
-        return (P @ Q.mT).flatten(1)
+        return torch.bmm(self.P.mT, self.Q).flatten(1)
 
     def _rows(self, grads: Tensor) -> Tensor:
         return grads.flatten(1).to(self.P.dtype)
 
     def _combined(self, weights: Tensor, rows: Tensor, Y: Tensor | None) -> Tensor:
         """Y + rowsᵀ weights of rows (b, n m) and weights (b, K), as ``Kept`` has it."""
+        n, m = self.P.shape[2], self.Q.shape[2]
         # At least one: of a short weight a worker may hold no row.
-        num = max(len(self.P), 1) if len(self.Q) >= LONG_ROW else 1
+        num = max(n, 1) if m >= LONG_ROW else 1
         pieces = rows.unflatten(1, (num, -1)).transpose(0, 1)
         weights = weights.T.expand(num, -1, -1)
         return torch.bmm(weights, pieces) if Y is None else Y.baddbmm_(weights, pieces)
 
     def _matrices(self, Y: Tensor) -> Tensor:
-        return Y.transpose(0, 1).view(self.num, len(self.P), len(self.Q))
+        """Y_j of all j, shape (K, n, m)."""
+        return Y.transpose(0, 1).view(self.num, self.P.shape[2], self.Q.shape[2])
 
 
 def orthonormal_turns(
@@ -247,18 +291,16 @@ class Cut(NamedTuple):
 
 def orthonormal(
     stacks: Sequence[Tensor],
-    num: int,
     floor: float,
     seed: int,
     is_true: IsTrue,
     cuts: Sequence[Cut],
     total: Total,
 ) -> list[Tensor]:
-    """Orthonormal columns with the span of each X_j of each weight.
+    """Orthonormal columns with the span of each X_j of each weight, transposed.
 
     Args:
-        stacks: For each weight, the X_j (n, r) side by side, shape (n, K r).
-        num: K.
+        stacks: For each weight, the X_jᵀ, shape (K, r, n).
         floor: See ``orthonormal_turns``.
         seed: Of the random directions that fill up an X_j with fewer than r. They are
             not in Y_j, so that nothing is lost, and Y_jᵀ P finds what Y_j has there
@@ -269,56 +311,41 @@ def orthonormal(
     """
     if not stacks:
         return []
-    aparts = [_apart(X, num) for X in stacks]
-    grams = torch.stack([apart.mT @ apart for apart in aparts]).double()
+    grams = torch.stack([torch.bmm(X, X.mT) for X in stacks]).double()
     (grams,) = total(grams)
     grams = grams.nan_to_num_(0.0, 0.0, 0.0)
     turns, has_open = orthonormal_turns(grams, floor, is_true)
-    turns = turns.to(stacks[0].dtype)
-    found = [
-        _side_by_side(apart @ turn) for apart, turn in zip(aparts, turns, strict=True)
-    ]
+    turns = turns.mT.to(stacks[0].dtype)
+    found = [torch.bmm(turn, X) for turn, X in zip(turns, stacks, strict=True)]
     if not has_open:
         return found
     generator = torch.Generator(stacks[0].device).manual_seed(seed)
-    are_open = (turns == 0).all(-2).flatten(1)
-    for i, is_any in enumerate(are_open.any(1).tolist()):
+    are_open = (turns == 0).all(-1)
+    for i, is_any in enumerate(are_open.flatten(1).any(1).tolist()):
         if is_any:
             P, cut = found[i], cuts[i]
             noise = torch.randn(
-                (cut.num_rows, P.shape[1]),
+                (cut.num_rows, P.shape[0] * P.shape[1]),
                 generator=generator,
                 dtype=P.dtype,
                 device=P.device,
             )
-            noise = noise[cut.rows] * are_open[i]
-            found[i] = _filled(P, noise, num, floor, total)
+            noise = _one_by_one(noise[cut.rows], len(P)) * are_open[i].unsqueeze(-1)
+            found[i] = _filled(P, noise, floor, total)
     return found
 
 
-def _filled(P: Tensor, noise: Tensor, num: int, floor: float, total: Total) -> Tensor:
+def _filled(P: Tensor, noise: Tensor, floor: float, total: Total) -> Tensor:
     """Orthonormal P_j with what is random in the place of columns that are zero."""
-    apart, noise = _apart(P, num), _apart(noise, num)
     for _ in range(2):  # the second sweep removes what rounding left of the first
-        (inside,) = total(apart.mT @ noise)
-        noise = noise - apart @ inside
-    (grams,) = total((noise.mT @ noise).double())
+        (inside,) = total(torch.bmm(noise, P.mT))
+        noise = noise - torch.bmm(inside, P)
+    (grams,) = total(torch.bmm(noise, noise.mT).double())
     turns, _ = orthonormal_turns(grams, floor)
     # Columns without a direction come first in both.
-    return P + _side_by_side(noise @ turns.flip(-1).to(P.dtype))
+    return P + torch.bmm(turns.flip(-1).mT.to(P.dtype), noise)
 
 
-def _products(Y: Tensor, X: Tensor) -> Tensor:
-    """Y_jᵀ X_j of Y (K, n, m) and thin X (K, n, r), side by side, shape (m, K r)."""
-    # As (X_jᵀ Y_j)ᵀ it takes a fifth of the time on a CPU: 76 against 426 µs, 64 x 576.
-    return torch.bmm(X.mT, Y).permute(2, 0, 1).flatten(1)
-
-
-def _apart(stack: Tensor, num: int) -> Tensor:
-    """(n, K r) as (K, n, r)."""
-    return stack.unflatten(1, (num, -1)).transpose(0, 1)
-
-
-def _side_by_side(apart: Tensor) -> Tensor:
-    """(K, n, r) as (n, K r)."""
-    return apart.transpose(0, 1).flatten(1)
+def _one_by_one(stack: Tensor, num: int) -> Tensor:
+    """(n, K r) as (K, r, n), a view."""
+    return stack.T.unflatten(0, (num, -1))

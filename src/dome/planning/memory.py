@@ -60,8 +60,9 @@ def directions_memory(
         direction_rank: r.
         outputs: Numbers that a sample has behind weights of more than ``SMALL_WEIGHT``.
     """
-    thin = [s for s in shapes if is_thin(s, direction_rank)]
-    plain = sum(s.numel() for s in shapes) - sum(s.numel() for s in thin)
+    dim = sum(s.numel() for s in shapes)
+    thin = [s for s in shapes if is_thin(s, direction_rank, dim)]
+    plain = dim - sum(s.numel() for s in thin)
     sides = sum(s[0] + s[1:].numel() for s in thin)
     stored = rank * (direction_rank * sides + plain)
     small = [s.numel() for s in thin if s.numel() <= SMALL_WEIGHT]

@@ -268,7 +268,7 @@ def _of_low_rank(
         outputs=sample.outputs,
     )
     width = rank * DIRECTION_RANK
-    thin = [shape for shape in shapes if is_thin(shape, DIRECTION_RANK)]
+    thin = [s for s in shapes if is_thin(s, DIRECTION_RANK, layout.dim)]
     sides = sum(3 * shape[0] + 2 * shape[1:].numel() for shape in thin)
     plain = layout.dim - sum(shape.numel() for shape in thin)
     projection = 4 * width * layout.dim

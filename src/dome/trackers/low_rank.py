@@ -353,7 +353,7 @@ class LowRankPower:
     @property
     def num_stored(self) -> int:
         """How many numbers the directions take."""
-        return sum(tensor.numel() for tensor in self._U.tensors.values())
+        return self._U.num_stored
 
     @property
     def orthogonality_error(self) -> float:

@@ -25,11 +25,11 @@ from dome.samples.tracing.trace import Trace
 
 _FEW_CHANNELS = 8
 # Samples at a time, and numbers. With two threads and 128 samples, 64 in a grouped
-# kernel took half the time of 4, and 16 in an unfolded product a third less than 4;
-# results of several megabytes may cost more in fresh pages than in arithmetic.
-_GROUPED_AT_ONCE = 64
-_UNFOLDED_AT_ONCE = 16
-_NUMBERS_AT_ONCE = 1 << 19
+# kernel took half the time of 4, and in an unfolded product a tenth (3 to 16 channels)
+# to a quarter (kernels of one point) less than 16; results of several megabytes may
+# cost more in fresh pages than in arithmetic.
+_GROUPED_AT_ONCE = _UNFOLDED_AT_ONCE = 64
+_NUMBERS_AT_ONCE = {False: 1 << 19, True: 1 << 21}  # grouped, unfolded
 # Numbers of a result that is kept as the kernel made it, where that may be: copying it
 # took 10 of 87 ms of backward at B = 128. 24 MiB, which glibc keeps (``numerics.cpu``).
 _NUMBERS_KEPT = 6 << 20
@@ -173,8 +173,10 @@ class _Conv(Function):
         geometry: Geometry,
     ) -> Tensor:
         out = geometry.run(x, weight, bias)
-        # Under autocast the convolution ran in the type of the result.
-        ctx.save_for_backward(x.to(out.dtype), weight.to(out.dtype))
+        if x.dtype != out.dtype or weight.dtype != out.dtype:
+            # Under autocast the convolution ran in the type of the result.
+            x, weight = x.to(out.dtype), weight.to(out.dtype)
+        ctx.save_for_backward(x, weight)
         ctx.site, ctx.geometry = site, geometry
         return out
 
@@ -217,7 +219,7 @@ def _weight_gradient(
     most = _UNFOLDED_AT_ONCE if unfold else _GROUPED_AT_ONCE
     size = prod(weight.shape[1:]) * places
     total = None
-    for part in chunks(len(x), size, most, _NUMBERS_AT_ONCE):
+    for part in chunks(len(x), size, most, _NUMBERS_AT_ONCE[unfold]):
         some_rows = rows[part]
         write(some_rows, delta[part], x[part], geometry)
         some = some_rows.sum(0)

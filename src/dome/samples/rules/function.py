@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from dome.samples.tracing.nested import Value
-from dome.torch_private import follows_several, raising_if_differentiated
+from dome.torch_private import applied, follows_several, raising_if_differentiated
 
 # What autograd passes to the forward and backward of a function; torch types it so.
 Context = Any
@@ -61,4 +61,4 @@ def first_order(backward: _Backward) -> _Backward:
 
 def apply(function: type[Function], *args: Value) -> Value:
     """Run an autograd function."""
-    return function.apply(*args)
+    return applied(function, *args)

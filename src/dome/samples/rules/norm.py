@@ -1,6 +1,7 @@
 """Normalisations: G_weight[b] = Σ δ x̂ and G_bias[b] = Σ δ over the positions of b."""
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
@@ -138,7 +139,7 @@ class _GroupNorm(Function):
         eps: float,
     ) -> Tensor:
         num, channels = x.shape[:2]
-        sizes = (num, channels, x[0, 0].numel(), num_groups)
+        sizes = (num, channels, prod(x.shape[2:]), num_groups)
         out, mean, rstd = torch.native_group_norm(x, weight, bias, *sizes, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.site, ctx.sizes = site, sizes
@@ -154,19 +155,18 @@ class _GroupNorm(Function):
             weight = x.new_ones(channels)
         # The batch taken as one sample of N times the groups: the gradients of its
         # N·C weights are those of each row, from the same fused kernel.
-        joined = (t.reshape(1, num * channels, places) for t in (delta.contiguous(), x))
-        stats = (t.view(1, -1) for t in (mean, rstd))
-        sizes = (1, num * channels, places, num * groups)
+        joined = (1, num * channels, places)
         masks = list(ctx.needs_input_grad[:3])
-        weights = weight.expand(num, channels).reshape(-1)
         dx, dw, db = torch.ops.aten.native_group_norm_backward(
-            *joined, *stats, weights, *sizes, masks
+            *(delta.reshape(joined).contiguous(), x.view(joined)),
+            *(mean.view(1, -1), rstd.view(1, -1)),
+            *(weight.expand(num, channels).reshape(-1), *joined, num * groups, masks),
         )
         dx = dx.view(x.shape) if masks[0] else None
         wanted = (masks[1] and site.wants_weight(), masks[2] and site.wants_bias())
-        each = (num, channels)
-        dw = site.weight_total(site.axis.fold(dw.view(each))) if wanted[0] else None
-        db = site.bias_total(site.axis.fold(db.view(each))) if wanted[1] else None
+        each, fold = (num, channels), site.axis.fold
+        dw = site.weight_total(fold(dw.view(each))) if wanted[0] else None
+        db = site.bias_total(fold(db.view(each))) if wanted[1] else None
         return dx, dw, db, None, None, None
 
 

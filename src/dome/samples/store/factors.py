@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dome.numerics.factors import FactorBatch, Product, Use
-from dome.numerics.thin import SMALL_WEIGHT, is_thin
+from dome.numerics.thin import SMALL_WEIGHT, can_be_thin
 from dome.parameters import Slot
 from dome.samples.store.wanted import Pass
 from dome.torch_private import version_of
@@ -25,7 +25,9 @@ Choose = Callable[[Sequence[int], Product], bool]
 
 def for_directions(rank: int) -> Choose:
     """Products that directions of a rank are best multiplied with as they are."""
-    return lambda shape, product: is_thin(shape, rank) and not as_rows(product, rank)
+    return lambda shape, product: (
+        can_be_thin(shape, rank) and not as_rows(product, rank)
+    )
 
 
 def if_smaller(shape: Sequence[int], product: Product) -> bool:
