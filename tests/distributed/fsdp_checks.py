@@ -1,6 +1,7 @@
 """What is checked inside workers of ``fully_shard``. Every function runs on all."""
 
 import copy
+from itertools import pairwise
 from unittest import mock
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dome
 import dome.distributed
+from dome.numerics.thin import is_thin
 
 CHECKS = {}
 PARTS = 12  # micro-batches of a step: 12/P for each worker make the same run for all P
@@ -346,10 +348,14 @@ def a_worker_sends_the_bytes_of_a_reduce_scatter_and_holds_its_share(place):
 @check
 def directions_of_low_rank_send_their_right_factors_besides(place):
     K, r = 3, 2
-    model, optimizer, grad_filter = start(place, K, big().double(), direction_rank=r)
+    sizes = (5, 61, 81, 61, 3)
+    net = nn.Sequential(*(nn.Linear(m, n) for m, n in pairwise(sizes)))
+    model, optimizer, grad_filter = start(place, K, net.double(), direction_rank=r)
     for x, y in data(4):
         step(model, optimizer, mine(place, x), mine(place, y))
-    weights = [p for p in model.parameters() if p.dim() > 1]
+    dim = sum(p.numel() for p in model.parameters())
+    weights = [p for p in model.parameters() if is_thin(p.shape, r, dim)]
+    assert len(weights) == 2  # the others are small beside them
     right = K * r * sum(p.shape[1] for p in weights)
     # Coordinates of P samples; a Gram matrix for every direction of every weight; three
     # k × k matrices; Uᵀg; two norms and a count.

@@ -280,3 +280,14 @@ def _y(U, lam, G, t):
     H = G - G.mean(0)
     W = H.T @ (H @ U) / len(G)
     return W if t == 1 else (t - 1) / t * U @ torch.diag(lam) + W / t
+
+
+def test_a_weight_that_is_small_beside_the_others_is_kept_whole(rng):
+    shapes = [torch.Size(s) for s in ((64, 300), (16, 20), (64, 64), (16,))]
+    tracker = LowRankPower(shapes, 3, 2)
+    tracker.update(torch.randn(8, sum(s.numel() for s in shapes), generator=rng))
+    state = tracker.state_dict()
+    assert state["left_0"].shape == (64, 6)
+    assert state["left_1"].shape == (64, 6)  # 4,096 numbers, but a sixth of them all
+    assert state["plain"].shape == (16 * 20 + 16, 3)
+    assert "left_2" not in state
