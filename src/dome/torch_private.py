@@ -176,7 +176,7 @@ def applied(function: type[Function], *args: Any) -> Any:  # noqa: ANN401 (torch
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     if active is None or active():
         return function.apply(*args)
-    return super(Function, function).apply(*args)  # type: ignore[misc] (untyped in torch)
+    return super(Function, function).apply(*args)  # type: ignore[misc]  # untyped in torch
 
 
 def follows_several(t: Tensor | None) -> bool:
