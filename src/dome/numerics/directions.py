@@ -29,6 +29,7 @@ from dome.numerics.thin import (
     Thin,
     is_thin,
     orthonormal,
+    used_up,
 )
 from dome.numerics.together import IsTrue, looked_up
 from dome.torch_private import subtract_each_
@@ -248,7 +249,7 @@ class Directions:
         spread = Spread.of(C.to(self.dtype), M.to(self.dtype), self.shapes.rank)
         C, M = spread.narrow
         uses = {start: batch.of(start) for start in self.thin}
-        lefts = total(
+        *lefts, plain = total(
             *(
                 thin.left_products(uses[s], seen.kept[s], spread, is_alone)
                 for s, thin in self.thin.items()
@@ -257,25 +258,29 @@ class Directions:
         )
         stacks = [
             X if seen.kept[s].has_past else thin.past_left(spread).add_(X)
-            for (s, thin), X in zip(self.thin.items(), lefts[:-1], strict=True)
+            for (s, thin), X in zip(self.thin.items(), used_up(lefts), strict=True)
         ]
         cuts = [self.shapes.cuts[s] for s in self.thin]
         floor, over_rows = FLOOR[self.dtype], self.shapes.total
         Ps = orthonormal(stacks, floor, seed, is_true, cuts, over_rows)
-        rights = total(
-            *(
-                thin.right_products(P, uses[s], seen.kept[s], spread)
-                for (s, thin), P in zip(self.thin.items(), Ps, strict=True)
+        rights = list(
+            total(
+                *(
+                    thin.right_products(P, uses[s], seen.kept[s], spread)
+                    for (s, thin), P in zip(self.thin.items(), Ps, strict=True)
+                )
             )
         )
         wholes = [
             Q if seen.kept[s].has_past else thin.past_right(P, spread).add_(Q)
-            for (s, thin), P, Q in zip(self.thin.items(), Ps, rights, strict=True)
+            for (s, thin), P, Q in zip(
+                self.thin.items(), Ps, used_up(rights), strict=True
+            )
         ]
         if wholes:
             wholes = list(over_rows(*wholes))
         new = {s: Thin(P, Q) for s, P, Q in zip(self.thin, Ps, wholes, strict=True)}
-        return Directions(self.shapes, new, torch.addmm(lefts[-1], C.T, self.plain))
+        return Directions(self.shapes, new, torch.addmm(plain, C.T, self.plain))
 
     def gram(self, other: "Directions") -> Tensor:
         """Uᵀ W of other directions, float64, shape (K, K)."""
@@ -284,12 +289,12 @@ class Directions:
         (whole,) = self.shapes.total(torch.stack(grams).double().sum(0))
         return whole
 
-    def scaled(self, factors: Tensor) -> "Directions":
-        """Each direction times a number."""
+    def scale_(self, factors: Tensor) -> None:
+        """Multiply each direction by a number."""
         factors = factors.to(self.dtype)
-        each = factors[:, None, None]
-        thin = {s: Thin(t.P, t.Q * each) for s, t in self.thin.items()}
-        return Directions(self.shapes, thin, self.plain * factors[:, None])
+        for thin in self.thin.values():
+            thin.Q.mul_(factors[:, None, None])
+        self.plain.mul_(factors[:, None])
 
     def replaced(self, mask: Tensor, others: "Directions") -> "Directions":
         """Those of other directions in place of some."""

@@ -14,7 +14,7 @@ which each column keeps what one step of a power iteration finds:
 weights.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
@@ -290,7 +290,7 @@ class Cut(NamedTuple):
 
 
 def orthonormal(
-    stacks: Sequence[Tensor],
+    stacks: list[Tensor],
     floor: float,
     seed: int,
     is_true: IsTrue,
@@ -300,7 +300,7 @@ def orthonormal(
     """Orthonormal columns with the span of each X_j of each weight, transposed.
 
     Args:
-        stacks: For each weight, the X_jᵀ, shape (K, r, n).
+        stacks: For each weight, the X_jᵀ, shape (K, r, n). The list is emptied.
         floor: See ``orthonormal_turns``.
         seed: Of the random directions that fill up an X_j with fewer than r. They are
             not in Y_j, so that nothing is lost, and Y_jᵀ P finds what Y_j has there
@@ -316,10 +316,10 @@ def orthonormal(
     grams = grams.nan_to_num_(0.0, 0.0, 0.0)
     turns, has_open = orthonormal_turns(grams, floor, is_true)
     turns = turns.mT.to(stacks[0].dtype)
-    found = [torch.bmm(turn, X) for turn, X in zip(turns, stacks, strict=True)]
+    found = [torch.bmm(turn, X) for turn, X in zip(turns, used_up(stacks), strict=True)]
     if not has_open:
         return found
-    generator = torch.Generator(stacks[0].device).manual_seed(seed)
+    generator = torch.Generator(found[0].device).manual_seed(seed)
     are_open = (turns == 0).all(-1)
     for i, is_any in enumerate(are_open.flatten(1).any(1).tolist()):
         if is_any:
@@ -344,6 +344,12 @@ def _filled(P: Tensor, noise: Tensor, floor: float, total: Total) -> Tensor:
     turns, _ = orthonormal_turns(grams, floor)
     # Columns without a direction come first in both.
     return P + torch.bmm(turns.flip(-1).mT.to(P.dtype), noise)
+
+
+def used_up(tensors: list[Tensor]) -> Iterator[Tensor]:
+    """The tensors of a list, each let go of when the next is asked for."""
+    while tensors:
+        yield tensors.pop(0)
 
 
 def _one_by_one(stack: Tensor, num: int) -> Tensor:

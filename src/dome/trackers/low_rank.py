@@ -229,7 +229,10 @@ class LowRankPower:
     def _of_length_one(
         self, U: Directions, is_open: Tensor, is_true: IsTrue = looked_up
     ) -> Turned:
-        """Directions of length one; random ones where they are open or dependent."""
+        """Directions of length one; random ones where they are open or dependent.
+
+        Those that are given are scaled in place.
+        """
         N = U.gram(U)
         lengths = N.diagonal().clamp(min=0.0).sqrt()
         is_there = ~is_open & (lengths > 0)
@@ -242,8 +245,9 @@ class LowRankPower:
         is_finite = is_true(N.sum().isfinite())
         if is_finite and not is_true(own.min() > DEPENDENT):
             return self._filled(U, lengths, factors, N)
+        U.scale_(factors)
         fresh = torch.zeros_like(is_open)
-        return Turned(U.scaled(factors), lengths, N, T, fresh, is_finite)
+        return Turned(U, lengths, N, T, fresh, is_finite)
 
     def _filled(
         self, U: Directions, lengths: Tensor, factors: Tensor, N: Tensor
@@ -254,7 +258,8 @@ class LowRankPower:
         for attempt in range(ATTEMPTS):
             fresh = fresh | missing
             noise = self._random(self._intake.num_updates, attempt)
-            U = U.scaled(factors).replaced(missing, noise)
+            U.scale_(factors)
+            U = U.replaced(missing, noise)
             N = U.gram(U)
             factors = N.diagonal().rsqrt()
             N = N * factors * factors[:, None]
@@ -262,8 +267,9 @@ class LowRankPower:
             T, missing = sweep(N, fresh)
             if not missing.any():
                 break
+        U.scale_(factors)
         lengths = torch.where(fresh, 1.0, lengths)
-        return Turned(U.scaled(factors), lengths, N, T.contiguous(), fresh, True)
+        return Turned(U, lengths, N, T.contiguous(), fresh, True)
 
     def _take(self, new: Turned, R: Tensor, Z: Tensor, s: Tensor) -> None:
         """Go on from new directions: λ, what is arbitrary, what is removed."""
