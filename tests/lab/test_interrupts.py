@@ -35,7 +35,7 @@ COMMANDS = (
     ("train", "--epochs", "300"),
     ("reproduce", "fig03", "--scale", "smoke"),
 )
-NUM_MOMENTS, LONGEST = 50, 5.0  # seconds: importing, starting processes, working
+NUM_MOMENTS, LONGEST = 50, 4.0  # seconds: importing, starting processes, working
 
 
 @pytest.fixture(autouse=True)

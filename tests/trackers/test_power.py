@@ -100,12 +100,12 @@ def copied(state):
 
 @pytest.mark.parametrize("num_samples", [4, 30])
 def test_a_basis_kept_as_a_product_resumes_bit_for_bit(num_samples, rng):
-    batches = list(decaying_stream(rng, 700, num_samples, 40, dtype=torch.float32))
+    batches = list(decaying_stream(rng, 700, num_samples, 30, dtype=torch.float32))
     straight = StreamingPower(700, 20, forget=0.2)
     for G in batches[:10]:
         straight.update(G)
     written_out, ends = [], []
-    for n, G in enumerate(batches[10:35], start=10):
+    for n, G in enumerate(batches[10:25], start=10):
         straight.update(G)
         saved = copied(straight.state_dict())
         written_out.append(len(saved["Q"]) == 0)

@@ -17,9 +17,9 @@ def problems(num_updates, seed):
 
 @pytest.mark.slow
 def test_hostile_updates_break_nothing():
-    rows, broken = problems(1_000, seed=1)
+    rows, broken = problems(600, seed=1)
     assert not broken
-    assert sum(row["num_updates"] for row in rows) >= 1_000
+    assert sum(row["num_updates"] for row in rows) >= 600
     # All kinds are among them, and not all that is hostile is left out.
     assert {row["tracker"] for row in rows} == set(TRACKERS)
     assert {row["layout"] for row in rows} == set(hostile.LAYOUTS)
