@@ -1,6 +1,7 @@
 """A worker that is killed at step 7 of its first life, and a run that survives it.
 
-torchrun --nproc-per-node=2 --max-restarts=1 killed.py FOLDER
+python killed.py FOLDER: as torchrun --nproc-per-node=2 --max-restarts=1, whose agent
+starts and restarts the workers; but they are forked, and import nothing.
 """
 
 import os
@@ -10,9 +11,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch._dynamo  # else every worker does, with its first optimizer
 import torch.distributed as dist
 from checks import Place, flat, mine, rng, start, step
 from models import batches, small_classifier
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
 def main():
@@ -61,4 +64,14 @@ def note(place, rank, line):
 
 
 if __name__ == "__main__":
-    main()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        max_restarts=1,
+        run_id="killed",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        start_method="fork",
+    )
+    elastic_launch(config, main)()

@@ -124,20 +124,13 @@ def assert_passed(results, name, num_workers):
         assert answer == "passed", f"rank {rank}: {answer}"
 
 
-def torchrun(script, *arguments, workers, restarts=0, timeout=LIMIT, cwd=None):
-    """A script under torchrun, on a free port."""
-    command = [
-        *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nnodes=1", f"--nproc-per-node={workers}", f"--max-restarts={restarts}"),
-        *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"),
-        *(str(script), *map(str, arguments)),
-    ]
+def run_alone(script, *arguments):
+    """A script that starts its workers itself."""
     return subprocess.run(
-        command,
+        [sys.executable, str(HERE / script), *map(str, arguments)],
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=LIMIT,
         check=False,
-        cwd=cwd,
     )

@@ -1,7 +1,7 @@
 import pytest
 import torch
 from checks import flat, rng, sgd, step
-from launch import HERE, torchrun
+from launch import run_alone
 from models import batches, small_classifier
 
 import dome
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_after_a_worker_is_killed_training_resumes_from_the_last_checkpoint(tmp_path):
-    done = torchrun(HERE / "killed.py", tmp_path, workers=2, restarts=1)
+    done = run_alone("killed.py", tmp_path)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     notes = (tmp_path / "notes").read_text().splitlines()
     assert notes == ["started at 0", "killed at 7", "started at 6"]
