@@ -1,3 +1,4 @@
+import gc
 import importlib.util
 import signal
 import subprocess
@@ -6,6 +7,7 @@ from functools import cache
 import pytest
 import torch
 
+gc.disable()  # until all is imported: nothing of it is ever garbage
 torch.set_num_threads(1)  # small matrices: a second thread costs more than it brings
 # A shell starts what runs in the background with Ctrl-C ignored, and tests press it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -27,6 +29,12 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("slow") or item.get_closest_marker("paper")
     }
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish():
+    """What was imported is not looked through again whenever garbage is sought."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture

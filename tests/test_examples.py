@@ -6,6 +6,8 @@ import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 WITH_WORKERS = ("distributed.py", "fully_shard.py")  # see tests/distributed
+# As many steps as the directions need before they filter, and two; forty by default.
+OPTIONS = {"language_model.py": ["--steps", "12"]}
 ALONE = [path for path in EXAMPLES if path.name not in WITH_WORKERS]
 
 
@@ -14,7 +16,7 @@ ALONE = [path for path in EXAMPLES if path.name not in WITH_WORKERS]
 @pytest.mark.filterwarnings("default")  # as for those who run it
 def test_every_example_runs_and_says_something(path, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [str(path)])
+    monkeypatch.setattr(sys, "argv", [str(path), *OPTIONS.get(path.name, [])])
     runpy.run_path(str(path), run_name="__main__")
     assert capfd.readouterr().out.strip()
 

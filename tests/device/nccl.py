@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dome.distributed
 
 
-def nccl_worker(worker, port, results, backend="nccl"):
+def nccl_worker(worker, port, folder, backend="nccl"):
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     place, ids = "cpu", None  # with gloo, to try this program without a GPU
     if backend == "nccl":
@@ -28,5 +28,5 @@ def nccl_worker(worker, port, results, backend="nccl"):
         optimizer.zero_grad()
         cross_entropy(model(mine), targets).backward()
         optimizer.step()
-    results[worker] = flat(model).cpu()
+    torch.save(flat(model).cpu(), folder / f"{worker}.pt")
     dist.destroy_process_group()

@@ -1,6 +1,8 @@
 import contextlib
 import os
 import socket
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -167,10 +169,10 @@ def test_two_workers_over_nccl_train_as_one_process_with_the_whole_batch():
 
 def two_workers_train_as_one(backend):
     context = torch.multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        results, port = manager.dict(), free_port()
+    with tempfile.TemporaryDirectory() as name:
+        folder, port = Path(name), free_port()
         workers = [
-            context.Process(target=nccl_worker, args=(worker, port, results, backend))
+            context.Process(target=nccl_worker, args=(worker, port, folder, backend))
             for worker in range(2)
         ]
         for process in workers:
@@ -178,7 +180,8 @@ def two_workers_train_as_one(backend):
         for process in workers:
             process.join(timeout=300)
         assert all(process.exitcode == 0 for process in workers)
-        found = [results[worker] for worker in range(2)]
+        paths = [folder / f"{worker}.pt" for worker in range(2)]
+        found = [torch.load(path, weights_only=True) for path in paths]
     model, optimizer, _ = attached("cpu", torch.float64, tracker="svd")
     train(model, optimizer, seeded_batches(3, torch.float64))
     assert torch.equal(*found)

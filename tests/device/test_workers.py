@@ -1,10 +1,8 @@
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from distributed.launch import run_workers
 from simulated_device import AVAILABLE
 
 HERE = Path(__file__).parent
@@ -22,30 +20,8 @@ pytestmark = [
 def apart(tmp_path_factory):
     """How far two workers on the device are from two on the CPU, by worker and way."""
     folder = tmp_path_factory.mktemp("workers")
-    paths = filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")])
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": os.pathsep.join(paths),
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / "worker.py"), str(worker), str(folder)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for worker in range(2)
-    ]
-    try:
-        told = [process.communicate(timeout=300)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert all(process.returncode == 0 for process in processes), "\n".join(told)
+    ((told, codes),) = run_workers(HERE / "worker.py", (2, folder))
+    assert codes == [0, 0], "\n".join(told)
     return [json.loads((folder / f"{w}.json").read_text()) for w in range(2)]
 
 

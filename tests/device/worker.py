@@ -1,6 +1,6 @@
 """One of two workers: trains on the simulated device and on the CPU, and compares.
 
-python worker.py WORKER FOLDER
+Started by forked.py, with WORKER NUM_WORKERS FOLDER.
 """
 
 import json
@@ -45,7 +45,7 @@ def trained(worker, place, compressor=None, rank=4, **options):
 
 
 def main():
-    worker, folder = int(sys.argv[1]), Path(sys.argv[2])
+    worker, folder = int(sys.argv[1]), Path(sys.argv[3])
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     register()

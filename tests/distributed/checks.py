@@ -151,7 +151,7 @@ def activation_checkpointing_leads_where_training_leads_without(place):
             model, optimizer, grad_filter = start(
                 place, 3, model=build(), **copy.deepcopy(options)
             )
-            for x, y in batches(rng(), 3):
+            for x, y in batches(rng(), 2):
                 step(model, optimizer, mine(place, x), mine(place, y))
             assert grad_filter.stats.effective_rank > 1, options
             ends.append(flat(model))
@@ -170,15 +170,15 @@ def a_worker_holds_its_rows_of_the_basis_and_no_others(place):
 
 @check
 def per_sample_equals_one_process_with_every_option(place):
-    for options in (
-        {"tracker": "svd", "rank": 15},
-        {"rank": 30, "oversample": 5},
-        {"layout": "layerwise", "rank": 7},
-        {"layout": "layerwise", "rank": {"2": 7}, "tracker": "svd"},
-        {"update_every": 3, "warmup": 2, "forget": 0.2, "strength": 0.7},
-        {"after": lambda g: 0.5 * g, "generator": rng()},
+    for num_steps, options in (
+        (4, {"tracker": "svd", "rank": 15}),
+        (4, {"rank": 30, "oversample": 5}),
+        (4, {"layout": "layerwise", "rank": 7}),
+        (4, {"layout": "layerwise", "rank": {"2": 7}, "tracker": "svd"}),
+        (6, {"update_every": 3, "warmup": 2, "forget": 0.2, "strength": 0.7}),
+        (4, {"after": lambda g: 0.5 * g, "generator": rng()}),
     ):
-        assert compare_with_one_process(place, 6, **options) < 1e-9, options
+        assert compare_with_one_process(place, num_steps, **options) < 1e-9, options
 
 
 @check
@@ -191,11 +191,11 @@ def more_samples_than_directions_give_the_same_either_way(place):
 def directions_of_low_rank_equal_one_process_with_the_whole_batch(place):
     for more in ({}, {"layout": "layerwise", "forget": 0.2}, {"update_every": 2}):
         options = {"direction_rank": 2, "rank": 3} | more
-        assert compare_with_one_process(place, 8, **options) < 1e-9
+        assert compare_with_one_process(place, 4, **options) < 1e-9
     # Where a weight is not small, samples are products.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dome.samples.store.factors.SMALL_WEIGHT", 0)
-        assert compare_with_one_process(place, 8, direction_rank=2, rank=3) < 1e-9
+        assert compare_with_one_process(place, 4, direction_rank=2, rank=3) < 1e-9
     model, optimizer, grad_filter = start(place, 3, direction_rank=2)
     for i, (x, y) in enumerate(batches(rng(), 4, 12)):
         if i == 2 and place.rank == 0:  # a worker without samples
@@ -248,7 +248,7 @@ def local_gradients_as_samples_equal_one_process_with_microbatches(place):
         one_optimizer = sgd(one)
         dome.attach(one, one_optimizer, 6, samples="microbatch")
         model, optimizer, grad_filter = start(place, 6, samples="worker")
-        for x, y in batches(rng(), 8):
+        for x, y in batches(rng(), 4):
             one_optimizer.zero_grad()
             pieces = len(x) // (place.size * parts)
             for x_part, y_part in zip(x.split(pieces), y.split(pieces), strict=True):

@@ -9,13 +9,16 @@ runs before any is forked, with the words of the first group. Each worker calls 
 FOLDER/GROUP/output.0, ... and how all of a group ended to FOLDER/GROUP/codes.json.
 """
 
+import gc
 import json
 import os
 import runpy
 import sys
 from pathlib import Path
 
-import torch._dynamo  # noqa: F401 - else every worker does, with its first optimizer
+gc.disable()  # until all is imported
+
+import torch._dynamo  # noqa: E402, F401 - else every worker does, with its optimizer
 
 
 def main():
@@ -23,6 +26,9 @@ def main():
     sys.argv = [script, "no rank yet", *groups[0]]
     script_names = runpy.run_path(script, run_name="forked")
     script_names.get("prepare", bool)()
+    # What a search for garbage looks at is copied: workers look at nothing imported.
+    gc.freeze()
+    gc.enable()
     for number, words in enumerate(groups):
         sys.argv = [script, "no rank yet", *words]
         if run_group(folder / str(number), script_names["main"]):

@@ -8,6 +8,7 @@
 # knows all other samples, the parameters and the basis.
 
 import math
+from functools import cache
 
 import torch
 from privacy.setting import linear, mean_output, train
@@ -161,6 +162,7 @@ def audit(basis, tamper=lambda private: None, **options):
     )
 
 
+@cache
 def bound(hits, alarms):
     """Φ⁻¹(p) − Φ⁻¹(q) from below, by Clopper and Pearson's intervals."""
     least = beta.ppf(ALPHA, hits, RUNS - hits + 1) if hits else 0.0

@@ -19,6 +19,9 @@ SMALL = {
 }
 
 
+SMALLER = {"model": "relu_mlp"}  # than resnet8, the default: for runs of many kinds
+
+
 def train(*more, **options):
     named = SMALL | {"--" + k.replace("_", "-"): v for k, v in options.items()}
     words = [str(w) for pair in named.items() if pair[1] is not None for w in pair]
@@ -142,12 +145,14 @@ class Stop:
     "options",
     [
         {},
-        {"rate": None, "rank": None, "optimizer": "sgd", "momentum": 0.9, "lr": 0.01},
-        {"tracker": "svd", "update_every": 3, "layout": "layerwise"},
-        {"removes": "uncoded", "compressor": "topk+feedback", "oversample": 2},
-        {"removes": "nothing", "compressor": "qsgd", "rate": 2},
-        {"removes": "hessian", "rank": 2, "update_every": 3},
-        {"rank": None, "compressor": "powersgd+feedback", "rate": 4},
+        SMALLER
+        | {"rate": None, "rank": None, "optimizer": "sgd", "momentum": 0.9, "lr": 0.01},
+        SMALLER | {"tracker": "svd", "update_every": 3, "layout": "layerwise"},
+        SMALLER
+        | {"removes": "uncoded", "compressor": "topk+feedback", "oversample": 2},
+        SMALLER | {"removes": "nothing", "compressor": "qsgd", "rate": 2},
+        SMALLER | {"removes": "hessian", "rank": 2, "update_every": 3},
+        SMALLER | {"rank": None, "compressor": "powersgd+feedback", "rate": 4},
     ],
 )
 def test_ctrl_c_keeps_whole_epochs_and_the_rows_are_the_same(
