@@ -3,7 +3,14 @@ import json
 import pytest
 
 from dome_lab.bench import run
-from dome_lab.bench.questions import load, memory, parts, question_names, step_cost
+from dome_lab.bench.questions import (
+    load,
+    memory,
+    parts,
+    question_names,
+    soak,
+    step_cost,
+)
 from dome_lab.bench.questions.growth import loglog_slope
 
 
@@ -11,8 +18,11 @@ from dome_lab.bench.questions.growth import loglog_slope
 def asked(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     names, told = question_names(), []
-    answers = run.ask(names, "smoke", folder, lambda what, done: told.append(done))
-    return folder, {answer.question: answer for answer in answers}, told
+    few = soak.SCALES | {"smoke": soak.Config(num_updates=50)}  # see test_soak.py
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(soak, "SCALES", few)
+        answers = run.ask(names, "smoke", folder, lambda what, done: told.append(done))
+        yield folder, {answer.question: answer for answer in answers}, told
 
 
 def rows_of(asked, name):

@@ -34,9 +34,9 @@ def smoke_rows(figure):
 def smoke_figure(name):
     figure = load_figure(name)
     drawn = figure.draw(smoke_rows(figure))
-    # Laid out once, which is half of the work of drawing it, and not for every format.
+    # Laid out once, and not twice for every format: that is most of the work.
     drawn.draw_without_rendering()
-    drawn.set_layout_engine("none")
+    drawn.set_layout_engine(None)
     return drawn
 
 
