@@ -80,7 +80,7 @@ def test_work_on_a_gpu_is_measured_by_events_after_a_warm_up(events):
 def test_every_question_is_answered_on_a_device(name, simulated):
     question = load(name)
     config = dataclasses.replace(question.SCALES["smoke"], device=simulated.name)
-    if hasattr(config, "pace"):  # once: what it takes is not what is asked here
+    if name in ("growth", "step_cost"):  # once: no differences are taken of these
         config = dataclasses.replace(config, pace=timing.Pace(seconds=0, least=1))
     rows = question.compute(config, lambda what, share: None)
     assert all(row["median"] >= 0 for row in rows)
