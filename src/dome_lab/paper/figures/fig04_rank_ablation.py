@@ -3,7 +3,7 @@
 Claims: a gain already at k <= 10; accuracy grows up to k = C², where it is about best;
 far beyond it falls.
 
-Scale cpu: as fig03, fewer ranks, up to 500.
+Scale cpu: as fig03, fewer ranks, up to 1,000.
 """
 
 import math
@@ -41,7 +41,7 @@ SCALES = {
     "paper": Config(),
     "cpu": Config(
         run=replace(fig03.SCALES["cpu"].run, rate=1000),
-        ranks=(1, 5, 10, 50, 100, 200, 500),
+        ranks=(1, 5, 10, 50, 100, 200, 500, 1000),
         num_seeds=8,
     ),
     "smoke": Config(
