@@ -28,7 +28,7 @@ _FEW_CHANNELS = 8
 # kernel took half the time of 4, and in an unfolded product a tenth (3 to 16 channels)
 # to a quarter (kernels of one point) less than 16; results of several megabytes may
 # cost more in fresh pages than in arithmetic.
-_GROUPED_AT_ONCE = _UNFOLDED_AT_ONCE = 64
+_AT_ONCE = 64
 _NUMBERS_AT_ONCE = {False: 1 << 19, True: 1 << 21}  # grouped, unfolded
 # Numbers of a result that is kept as the kernel made it, where that may be: copying it
 # took 10 of 87 ms of backward at B = 128. 24 MiB, which glibc keeps (``numerics.cpu``).
@@ -216,10 +216,9 @@ def _weight_gradient(
     rows = delta.new_empty((len(x), *weight.shape)) if room is None else room
     write = _write_unfolded if unfold else _write_grouped
     places = prod(delta.shape[2:]) if unfold else len(weight)
-    most = _UNFOLDED_AT_ONCE if unfold else _GROUPED_AT_ONCE
     size = prod(weight.shape[1:]) * places
     total = None
-    for part in chunks(len(x), size, most, _NUMBERS_AT_ONCE[unfold]):
+    for part in chunks(len(x), size, _AT_ONCE, _NUMBERS_AT_ONCE[unfold]):
         some_rows = rows[part]
         write(some_rows, delta[part], x[part], geometry)
         some = some_rows.sum(0)
