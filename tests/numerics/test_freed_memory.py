@@ -3,14 +3,16 @@ import platform
 import pytest
 from page_faults import printed
 
+from dome.numerics import cpu
+
 PROGRAM = """
 import torch, dome
 
 model = torch.nn.Linear(3, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-print(faults(16, 3 << 20))  # 48 MB
+print(faults(20, 8 << 20))  # 160 MB
 dome.attach(model, optimizer, rank=2)
-print(faults(16, 3 << 20))
+print(faults(20, 8 << 20))
 """
 
 
@@ -20,3 +22,20 @@ def test_with_a_filter_what_steps_free_is_not_fetched_again():
     if before < 1000:
         pytest.skip("an allocator that keeps what is freed")
     assert after < before / 10
+
+
+@pytest.mark.parametrize("name", cpu.TOLD)
+def test_a_glibc_that_was_told_what_to_keep_is_left_alone(name, monkeypatch):
+    def refused(*_):
+        raise AssertionError("it was told something else")
+
+    monkeypatch.setattr("ctypes.CDLL", refused)
+    monkeypatch.setenv(name, "65536")
+    assert not cpu.keep_what_steps_free.__wrapped__()
+
+
+def test_a_library_that_cannot_be_told_is_left_alone(monkeypatch):
+    for name in cpu.TOLD:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    assert not cpu.keep_what_steps_free.__wrapped__()

@@ -8,6 +8,9 @@ bounds memory. ``benchmarks/cpu_habits.py`` measures it, and
 docs/architecture.md has the table.
 """
 
+import ctypes
+import os
+import sys
 from collections.abc import Iterator
 from functools import cache, lru_cache
 
@@ -24,21 +27,33 @@ VIEW_ROWS = 131_072
 PIECE_ROWS = 2048
 # Numbers in the products of such pieces, before these are added up.
 SUMMANDS = 4_000_000
-# Bytes of the largest block that glibc learns from, and a little less.
-LARGE_BLOCK = (1 << 25) - (1 << 17)
+# Options of mallopt(3), and what they are set to: how much of what is freed is kept,
+# and the largest block that is, more than which glibc does not take.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT, LARGEST_KEPT = 1 << 30, 1 << 25
+# Where a user has told glibc what to keep.
+TOLD = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 @cache
-def keep_what_steps_free() -> None:
-    """Let glibc keep up to 64 MB of what is freed, once for this process.
+def keep_what_steps_free() -> bool:
+    """Let glibc keep up to 1 GiB of what is freed, once for this process.
 
-    At first it gives nearly all of it back to the system, and the next step has it
+    By itself it gives nearly all of it back to the system, and the next step has it
     handed out again, page by page, each zeroed: a fifth of a step of ResNet-8, with
-    the filter or without. That ends when a program frees a block of 32 MB for the first
-    time. This one is never touched and takes no memory; other allocators do not mind,
-    nor does a glibc that was told by MALLOC_TRIM_THRESHOLD_ what to keep.
+    the filter or without. A glibc that was told by its environment what to keep is
+    left alone, and other allocators do not mind.
+
+    Returns:
+        Whether it listens.
     """
-    torch.empty(LARGE_BLOCK, dtype=torch.uint8, device="cpu")
+    if sys.platform != "linux" or any(name in os.environ for name in TOLD):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    options = (M_MMAP_THRESHOLD, LARGEST_KEPT), (M_TRIM_THRESHOLD, KEPT)
+    return all(bool(mallopt(*option)) for option in options)
 
 
 def weighted_rows(weights: Tensor, S: Tensor) -> Tensor:

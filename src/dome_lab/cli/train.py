@@ -122,10 +122,10 @@ def command(
         use_data(data_dir)
         import torch
 
-        from dome_lab.allocator import keep_freed_memory
+        from dome.numerics.cpu import keep_what_steps_free
         from dome_lab.paper.run import Run
 
-        keep_freed_memory()
+        keep_what_steps_free()
         torch.set_num_threads(threads)
         with users_values():
             run = Run(

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dome_lab.allocator import keep_freed_memory
+from dome.numerics.cpu import keep_what_steps_free
 
 Job = TypeVar("Job", bound=Hashable)
 Result = TypeVar("Result")
@@ -177,7 +177,7 @@ def _interrupts_held_back() -> Iterator[None]:
 def _work(compute: Callable[[Any], Iterable[Any]], connection: Connection) -> None:
     """Body of a process: takes jobs, sends results, ends with the other side."""
     torch.set_num_threads(1)
-    keep_freed_memory()
+    keep_what_steps_free()
     # Locks that libraries make here, such as tqdm's, then have no name that is told as
     # leaked when this process is terminated.
     if "fork" in multiprocessing.get_all_start_methods():
