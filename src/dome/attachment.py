@@ -25,7 +25,7 @@ def attach(
 ) -> GradientFilter:
     """Filter the gradients of every ``optimizer.step()`` from now on.
 
-    On a CPU, glibc also keeps up to 1 GiB of what is freed from now on, for speed.
+    On a CPU, glibc also keeps up to 128 MiB of what is freed from now on, for speed.
 
     Args:
         model: The model that is trained.

@@ -30,14 +30,14 @@ SUMMANDS = 4_000_000
 # Options of mallopt(3), and what they are set to: how much of what is freed is kept,
 # and the largest block that is, more than which glibc does not take.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-KEPT, LARGEST_KEPT = 1 << 30, 1 << 25
+KEPT, LARGEST_KEPT = 1 << 27, 1 << 25
 # Where a user has told glibc what to keep.
 TOLD = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 @cache
 def keep_what_steps_free() -> bool:
-    """Let glibc keep up to 1 GiB of what is freed, once for this process.
+    """Let glibc keep up to 128 MiB of what is freed, once for this process.
 
     By itself it gives nearly all of it back to the system, and the next step has it
     handed out again, page by page, each zeroed: a fifth of a step of ResNet-8, with
