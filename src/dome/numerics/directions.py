@@ -246,8 +246,8 @@ class Directions:
             is_true: What to believe of there being none such.
         """
         is_alone = total is alone
-        spread = Spread.of(C.to(self.dtype), M.to(self.dtype), self.shapes.rank)
-        C, M = spread.narrow
+        C, M = C.to(self.dtype), M.to(self.dtype)
+        spread = Spread((C, M), self.shapes.rank)
         uses = {start: batch.of(start) for start in self.thin}
         *lefts, plain = total(
             *(
@@ -284,9 +284,13 @@ class Directions:
 
     def gram(self, other: "Directions") -> Tensor:
         """Uᵀ W of other directions, float64, shape (K, K)."""
-        grams = [thin.gram(other.thin[s]) for s, thin in self.thin.items()]
-        grams.append(self.plain @ other.plain.T)
-        (whole,) = self.shapes.total(torch.stack(grams).double().sum(0))
+        N = (self.plain @ other.plain.T).double()
+        if self.thin:
+            parts = [thin.overlaps(other.thin[s]) for s, thin in self.thin.items()]
+            each = (self.num, self.shapes.rank)
+            added = torch.stack(parts).sum(0, dtype=torch.float64)
+            N += added.view(*each, *each).sum((1, 3))
+        (whole,) = self.shapes.total(N)
         return whole
 
     def scale_(self, factors: Tensor) -> None:
@@ -354,9 +358,9 @@ class Directions:
         parts = []
         for start, shape in self.shapes.plain.items():
             uses = batch.of(start)
-            whole = len(uses) == 1 and uses[0].samples == slice(0, B)
-            if whole and isinstance(uses[0].grads, Tensor):
-                parts.append(uses[0].grads.to(self.dtype))
+            only = uses[0].grads if len(uses) == 1 else None
+            if isinstance(only, Tensor) and only.shape[0] == B:
+                parts.append(only if only.dtype == self.dtype else only.to(self.dtype))
                 continue
             rows = self.plain.new_zeros(B, shape.numel())
             for use in uses:

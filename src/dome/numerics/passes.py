@@ -65,8 +65,8 @@ def sum_of_pieces(wide: Tensor, tall: Tensor) -> Tensor:
     on_cpu = tall.device.type == "cpu"
     num, length = cpu.pieces(len(tall), cpu.PIECE_ROWS if on_cpu else DEVICE_PIECE_ROWS)
     end = num * length
-    left = wide[:, :end].unflatten(1, (num, length)).transpose(0, 1)
-    right = tall[:end].unflatten(0, (num, length))
+    left = wide[:, :end].view(len(wide), num, length).transpose(0, 1)
+    right = tall[:end].view(num, length, tall.shape[1])
     # Kernels like the larger side last: with 10 columns against 128 rows, the
     # transposed product takes a third of the time.
     last = tall.shape[1] > len(wide)

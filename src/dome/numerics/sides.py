@@ -46,7 +46,7 @@ class Side(Protocol):
         """X itself, shape (B, T, size)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Vectors:
     """A side as it is: the inputs of a linear map, or the gradients of its outputs.
 
@@ -93,7 +93,7 @@ class Vectors:
         return self.x
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class OneHot:
     """The words of a text: a one in the place of each.
 
@@ -138,7 +138,7 @@ class OneHot:
         return F.one_hot(self.index, self.size)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Units:
     """A one in the place of each position, the same for all samples.
 
@@ -179,7 +179,7 @@ class Units:
         return torch.eye(self.size).expand(self.num_samples, -1, -1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Maps:
     """The channels of an image, position by position.
 
@@ -226,7 +226,7 @@ class Maps:
         return self.x.flatten(2).mT
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Patches:
     """What a convolution's kernel sees of an image, position by position.
 

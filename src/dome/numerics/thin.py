@@ -16,6 +16,7 @@ weights.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
@@ -54,25 +55,24 @@ def is_thin(shape: Sequence[int], rank: int, dim: int) -> bool:
     return can_be_thin(shape, rank) and not is_whole
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Spread:
-    """What all weights need of C (K, K) and M (B, K), made once.
+    """What weights need of C (K, K) and M (B, K), made once, and where it is needed.
 
     Attributes:
-        C: As a matrix (K r, K r).
-        M: As a matrix (B, K r).
         narrow: C and M as they are.
+        rank: r.
     """
 
-    C: Tensor
-    M: Tensor
     narrow: tuple[Tensor, Tensor]
+    rank: int
 
-    @staticmethod
-    def of(C: Tensor, M: Tensor, rank: int) -> "Spread":
-        """For directions of a rank."""
-        wide = C.repeat_interleave(rank, 0).repeat_interleave(rank, 1)
-        return Spread(wide, M.repeat_interleave(rank, 1), (C, M))
+    @cached_property
+    def wide(self) -> tuple[Tensor, Tensor]:
+        """C as a matrix (K r, K r) and M as a matrix (B, K r)."""
+        (C, M), r = self.narrow, self.rank
+        C = C.repeat_interleave(r, 0).repeat_interleave(r, 1)
+        return C, M.repeat_interleave(r, 1)
 
 
 @dataclass(slots=True)
@@ -158,7 +158,7 @@ class Thin:
         for use in uses:
             grads = use.grads
             if isinstance(grads, Product):
-                weights = spread.M[use.samples].unsqueeze(1)
+                weights = spread.wide[1][use.samples].unsqueeze(1)
                 some = grads.left.transposed_times(kept.right.pop(0) * weights)
                 total = some if total is None else total.add_(some)
             else:
@@ -187,7 +187,7 @@ class Thin:
         for use in uses:
             if isinstance(use.grads, Product):
                 left, right = use.grads.left, use.grads.right
-                weights = spread.M[use.samples].unsqueeze(1)
+                weights = spread.wide[1][use.samples].unsqueeze(1)
                 lP = left.times(P.flatten(0, 1).T)
                 some = right.transposed_times(lP * weights)
                 total = some if total is None else total.add_(some)
@@ -200,19 +200,20 @@ class Thin:
     def past_left(self, spread: Spread) -> Tensor:
         """(Σ_i C_ij P_i Q_iᵀ Q_j)ᵀ for all j, shape (K, r, n)."""
         P, Q = self._sides
-        return ((Q @ Q.T).mul_(spread.C.T) @ P).view_as(self.P)
+        return ((Q @ Q.T).mul_(spread.wide[0].T) @ P).view_as(self.P)
 
     def past_right(self, P: Tensor, spread: Spread) -> Tensor:
         """(Σ_i C_ij Q_i P_iᵀ P'_j)ᵀ for all j, shape (K, r, m)."""
         old, Q = self._sides
-        return ((P.flatten(0, 1) @ old.T).mul_(spread.C.T) @ Q).view_as(self.Q)
+        return ((P.flatten(0, 1) @ old.T).mul_(spread.wide[0].T) @ Q).view_as(self.Q)
 
-    def gram(self, other: "Thin") -> Tensor:
-        """u_iᵀ w_j = tr (P_iᵀ P'_j)(Q'_jᵀ Q_i) of other directions w, shape (K, K)."""
+    def overlaps(self, other: "Thin") -> Tensor:
+        """What adds up to u_iᵀ w_j of other directions w, shape (K r, K r).
+
+        u_iᵀ w_j = tr (P_iᵀ P'_j)(Q'_jᵀ Q_i) are the sums of its blocks (r, r).
+        """
         (P, Q), (P_other, Q_other) = self._sides, other._sides
-        both = (P @ P_other.T).mul_(Q @ Q_other.T)
-        num, rank = self.P.shape[:2]
-        return both.view(num, rank, num, rank).sum((1, 3))
+        return (P @ P_other.T).mul_(Q @ Q_other.T)
 
     def dot(self, gradient: Tensor) -> Tensor:
         """tr P_jᵀ g Q_j, shape (K,)."""
@@ -239,7 +240,7 @@ class Thin:
         n, m = self.P.shape[2], self.Q.shape[2]
         # At least one: of a short weight a worker may hold no row.
         num = max(n, 1) if m >= LONG_ROW else 1
-        pieces = rows.unflatten(1, (num, -1)).transpose(0, 1)
+        pieces = rows.view(len(rows), num, n * m // num).transpose(0, 1)
         weights = weights.T.expand(num, -1, -1)
         return torch.bmm(weights, pieces) if Y is None else Y.baddbmm_(weights, pieces)
 

@@ -144,19 +144,15 @@ class FactorGroup:
 
     def uses(self, slot: Slot, samples: slice) -> list[Use]:
         """What adds up to a parameter's samples; an error if it was written to."""
-        found, products = self._rows.get(slot.start), self._products.get(slot.start, [])
-        held: list[Product | _Kept] = [*products, *([] if found is None else [found])]
-        if not all(each.is_unchanged for each in held):
-            raise RuntimeError(
-                f"the inputs of {slot.name!r}, or its output gradients, were written "
-                f"to in place between backward() and the step, where direction_rank "
-                f"and stream need them: give the model a new tensor instead of "
-                f"writing the next batch into the old one"
-            )
-        grads: list[Tensor | Product] = list(products)
-        if found is not None:
-            grads.append(found.rows.flatten(1))
-        return [Use(samples, each) for each in grads]
+        found: list[Use] = []
+        for product in self._products.get(slot.start, ()):
+            _check_unchanged(slot, product)
+            found.append(Use(samples, product))
+        rows = self._rows.get(slot.start)
+        if rows is not None:
+            _check_unchanged(slot, rows)
+            found.append(Use(samples, rows.rows.flatten(1)))
+        return found
 
     def buffers(self) -> dict[int, Tensor]:
         """Space to be used again."""
@@ -165,11 +161,12 @@ class FactorGroup:
 
     def _note(self, slot: Slot, dtype: torch.dtype) -> None:
         self.written.add(slot.start)
-        if torch.finfo(dtype).eps > torch.finfo(self.dtype_of(slot)).eps:
+        coarsest = self.dtype_of(slot)
+        if dtype != coarsest and torch.finfo(dtype).eps > torch.finfo(coarsest).eps:
             self._coarse[slot.start] = dtype
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # never changed: a frozen one takes twice as long
 class _Kept:
     """Rows, and the buffer they lie in if it is ours to write to."""
 
@@ -181,6 +178,16 @@ class _Kept:
     def is_unchanged(self) -> bool:
         """Whether nobody wrote to rows that are held by reference."""
         return self.buffer is not None or version_of(self.rows) == self.version
+
+
+def _check_unchanged(slot: Slot, held: "Product | _Kept") -> None:
+    if not held.is_unchanged:
+        raise RuntimeError(
+            f"the inputs of {slot.name!r}, or its output gradients, were written to in "
+            f"place between backward() and the step, where direction_rank and stream "
+            f"need them: give the model a new tensor instead of writing the next batch "
+            f"into the old one"
+        )
 
 
 def batch_of(groups: Sequence[FactorGroup], slots: Sequence[Slot]) -> FactorBatch:
