@@ -160,7 +160,7 @@ class _GroupNorm(Function):
         dx, dw, db = torch.ops.aten.native_group_norm_backward(
             *(delta.reshape(joined).contiguous(), x.view(joined)),
             *(mean.view(1, -1), rstd.view(1, -1)),
-            *(weight.repeat(num), *joined, num * groups, masks),
+            *(weight.expand(num, channels).reshape(-1), *joined, num * groups, masks),
         )
         dx = dx.view(x.shape) if masks[0] else None
         wanted = (masks[1] and site.wants_weight(), masks[2] and site.wants_bias())
