@@ -28,7 +28,7 @@ PIECE_ROWS = 2048
 # Numbers in the products of such pieces, before these are added up.
 SUMMANDS = 4_000_000
 # Options of mallopt(3), and what they are set to: how much of what is freed is kept,
-# and the largest block that is, more than which glibc does not take.
+# and the largest block that is, to which glibc comes by itself in time.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 KEPT, LARGEST_KEPT = 1 << 27, 1 << 25
 # Where a user has told glibc what to keep.

@@ -3,6 +3,8 @@
 Shapes: vectors x[b, t] of B samples with T positions each, side by side X; c columns.
 One for a vector, the words of a text, the places of an image. A convolution's patches
 and the one-hot vectors of words are never written down: X M and Xᵀ C do without.
+
+No side is ever changed; they are not frozen because that takes twice as long to make.
 """
 
 from dataclasses import dataclass
