@@ -99,7 +99,8 @@ def _cost(pairs: Sequence[Pair]) -> Answer:
     ratios = sorted(pair.cost for pair in pairs if math.isfinite(pair.cost))
     if not ratios:
         why = (
-            "The rows do not tell the processor's seconds with the filter and without."
+            "The rows do not tell the processor's seconds with the filter and without, "
+            "or a tracker watches the runs without, which takes as long."
         )
         return Answer(COST, "Not measured", [why], is_known=False)
     first, last = f"{ratios[0]:.1f}", f"{ratios[-1]:.1f}"

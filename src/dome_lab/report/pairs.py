@@ -27,7 +27,7 @@ class Pair:
         accuracy: Gain in test accuracy; None if there is no interval.
         loss: Change in training loss; None if there is no interval.
         cost: The processor's seconds of an epoch with the filter, in those without; NaN
-            if they were not noted.
+            if they were not noted, or if a tracker watches the run without.
     """
 
     name: str
@@ -90,8 +90,14 @@ def _pair(name: str, plain: Group, filtered: Group) -> Pair:
         _mean([after[seed] for seed in gains]),
         interval_or_none(list(gains.values())),
         interval_or_none(list(losses.values())),
-        _seconds(filtered) / _seconds(plain),
+        _cost(plain, filtered),
     )
+
+
+def _cost(plain: Group, filtered: Group) -> float:
+    # A tracker that only watches takes nearly all of the time that a filter takes.
+    is_watched = plain.settings.get("rank") is not None
+    return math.nan if is_watched else _seconds(filtered) / _seconds(plain)
 
 
 def _seconds(group: Group) -> float:

@@ -45,6 +45,16 @@ def test_cost_is_told_beside_the_gain(path):
     assert "processor's seconds" in cost.lines[0]
 
 
+def test_against_a_run_that_a_tracker_watches_no_cost_is_told(path):
+    watched = replace(FILTERED, removes="nothing")
+    append_run(path, run_rows(watched, 0.5, processor_seconds=4.5))
+    append_run(path, run_rows(FILTERED, 0.7, processor_seconds=5.0))
+    helped, cost, *_ = answered(path)
+    assert helped.is_known
+    assert (cost.answer, cost.is_known) == ("Not measured", False)
+    assert "tracker watches" in cost.lines[0]
+
+
 def test_a_cost_that_nobody_noted_is_not_told(path):
     _, cost, *_ = answered(write_arms(path))
     assert (cost.answer, cost.is_known) == ("Not measured", False)
