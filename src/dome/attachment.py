@@ -68,8 +68,9 @@ def call_before_step(
     optimizer: Optimizer, grad_filter: Hooked, newcomers: Newcomers | None = None
 ) -> None:
     """Let an optimizer call a filter before every step, or after every closure."""
-    if any(p.device.type == "cpu" for p in held_by(optimizer)):
-        cpu.keep_what_steps_free()
+    here = [p for p in held_by(optimizer) if p.device.type == "cpu"]
+    if here:
+        cpu.keep_what_steps_free(sum(p.numel() * p.element_size() for p in here))
     hook = _before_step(grad_filter, newcomers)
     grad_filter.hook_into(optimizer.register_step_pre_hook(hook))
     _filter_of[optimizer] = grad_filter

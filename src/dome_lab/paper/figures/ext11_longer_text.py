@@ -31,7 +31,10 @@ def _longer(run: Run) -> Run:
 SCALES = {
     "paper": Repeated(run=_longer(fig06.PAPER)),
     "cpu": Repeated(run=_longer(fig06.SCALES["cpu"].run), num_seeds=5),
-    "smoke": Repeated(run=_longer(fig06.SCALES["smoke"].run), num_seeds=2),
+    "smoke": Repeated(
+        run=_longer(replace(fig06.SCALES["smoke"].run, num_train=32, epochs=1)),
+        num_seeds=2,
+    ),
 }
 
 
