@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,6 +37,7 @@ AVAILABLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backe
 
 Operation = Callable[..., Any]
 Names = dict[str, Any]
+NESTED = (list, tuple)
 
 aten = torch.ops.aten
 
@@ -75,6 +77,7 @@ COPIES = frozenset(
 PACKING = frozenset(
     (aten._pack_padded_sequence.default, aten._pack_padded_sequence_backward.default)
 )
+MIXING = COPIES | PACKING
 # A single number may stay on the host elsewhere; where tensors are joined it may not.
 JOINS = frozenset((aten.cat.default, aten.stack.default))
 
@@ -221,6 +224,10 @@ class _Generators(metaclass=_EitherGenerator):
 class _Mode(TorchDispatchMode):
     """Sees operations without a tensor on the device: those that make one."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and skipping it costs a tenth
+
     def __torch_dispatch__(
         self,
         func: Operation,
@@ -233,18 +240,18 @@ class _Mode(TorchDispatchMode):
 
 def _run(func: Operation, args: Sequence[Any], kwargs: Names) -> object:
     """Do on the host what an operation would do on the device."""
-    values = list(_leaves((*args, *kwargs.values())))
+    values: list[Any] = []
+    _add_leaves((*args, *kwargs.values()), values)
     tensors = [value for value in values if isinstance(value, Tensor)]
+    here = [isinstance(t, DeviceTensor) for t in tensors]
     wanted = kwargs.get("device")
-    arrives = (
-        any(isinstance(t, DeviceTensor) for t in tensors)
-        if wanted is None
-        else torch.device(wanted).type == NAME
-    )
+    arrives = any(here) if wanted is None else torch.device(wanted).type == NAME
     if func is aten.copy_.default:
-        arrives = isinstance(args[0], DeviceTensor)
-    _check(func, tensors, values, arrives)
-    _watch(func, args, kwargs, tensors, arrives)
+        arrives = here[0]
+    _check(func, tensors, here, values, arrives)
+    if not arrives and not any(here):
+        return func(*args, **kwargs)
+    _watch(func, args, kwargs, here, arrives)
     there = {name: _changed(DeviceTensor, _host, v) for name, v in kwargs.items()}
     if wanted is not None:
         there["device"] = torch.device("cpu")
@@ -256,24 +263,30 @@ def _run(func: Operation, args: Sequence[Any], kwargs: Names) -> object:
     out = _changed(Tensor, DeviceTensor, out)
     if func is aten.scalar_tensor.default:
         out.constant = True
-    if func.namespace != "aten" or not tensors:
+    if func.namespace != "aten" or not tensors or not _has_aliases(func):
         return out  # collectives answer with a handle, factories alias nothing
     return return_and_correct_aliasing(func, args, kwargs, out)
 
 
-def _leaves(values: Iterable[Any]) -> Iterator[Any]:
+@cache
+def _has_aliases(func: Operation) -> bool:
+    """Whether a result is an argument, or a view of one."""
+    return any(result.alias_info is not None for result in func._schema.returns)
+
+
+def _add_leaves(values: Iterable[Any], found: list[Any]) -> None:
     for value in values:
-        if isinstance(value, list | tuple):
-            yield from _leaves(value)
+        if isinstance(value, NESTED):
+            _add_leaves(value, found)
         else:
-            yield value
+            found.append(value)
 
 
 def _changed(kind: type, change: Callable[[Any], object], value: object) -> Any:
     """A value, with those of a kind inside of lists and tuples changed."""
     if isinstance(value, kind):
         return change(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, NESTED):
         return type(value)([_changed(kind, change, v) for v in value])
     return value
 
@@ -283,14 +296,19 @@ def _host(tensor: DeviceTensor) -> Tensor:
 
 
 def _check(
-    func: Operation, tensors: list[Tensor], values: list[Any], arrives: bool
+    func: Operation,
+    tensors: list[Tensor],
+    here: list[bool],
+    values: list[Any],
+    arrives: bool,
 ) -> None:
     """Refuse what a real device refuses: tensors and generators of two places."""
-    away = [t for t in tensors if not isinstance(t, DeviceTensor)]
-    mixed = [t for t in away if t.dim() > 0 or func in JOINS]
-    if func not in COPIES | PACKING and len(away) < len(tensors) and mixed:
-        shapes = ", ".join(str(tuple(t.shape)) for t in mixed)
-        raise RuntimeError(f"{func} mixes {NAME} and cpu: {shapes} on the cpu")
+    if any(here) and not all(here) and func not in MIXING:
+        away = [t for t, is_here in zip(tensors, here, strict=True) if not is_here]
+        mixed = [t for t in away if t.dim() > 0 or func in JOINS]
+        if mixed:
+            shapes = ", ".join(str(tuple(t.shape)) for t in mixed)
+            raise RuntimeError(f"{func} mixes {NAME} and cpu: {shapes} on the cpu")
     for value in values:
         if isinstance(value, _EitherGenerator.plain):
             here = value._cdata in _Generators.made
@@ -303,14 +321,13 @@ def _watch(
     func: Operation,
     args: Sequence[Any],
     kwargs: Names,
-    tensors: list[Tensor],
+    here: list[bool],
     arrives: bool,
 ) -> None:
     """List the waits of an operation, if any."""
-    here = [isinstance(t, DeviceTensor) for t in tensors]
     if func in COPIES:
         blocking = not (kwargs.get("non_blocking") or args[2:] == (True,))
-        crosses = any(here) != all(here) or (tensors and here[0] != arrives)
+        crosses = any(here) != all(here) or (here and here[0] != arrives)
         if crosses and (blocking or not arrives):
             _note(f"{func} {'from' if arrives else 'to'} the host")
     elif any(here):

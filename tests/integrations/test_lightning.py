@@ -1,3 +1,5 @@
+import logging
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -22,8 +24,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def quiet(caplog):
-    caplog.set_level("ERROR", logger="lightning.pytorch")
+def quiet(monkeypatch):
+    monkeypatch.setattr(logging.getLogger("lightning.pytorch"), "level", logging.ERROR)
 
 
 class Classifier(pl.LightningModule):

@@ -8,7 +8,7 @@ from dome_lab.paper.private import compute_private
 from dome_lab.paper.run import Run
 from dome_lab.paper.tasks import load_task
 
-pytestmark = pytest.mark.usefixtures("remembered_costs")
+pytestmark = pytest.mark.usefixtures("few_orders")
 RUN = Run(
     task="digits",
     model="tanh_cnn",

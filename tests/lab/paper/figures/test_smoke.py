@@ -9,7 +9,7 @@ from dome_lab.paper.figures import figure_names, load_figure
 from dome_lab.paper.rows import append_run, read_rows
 from dome_lab.paper.stages import runs_so_far
 
-pytestmark = pytest.mark.usefixtures("remembered_costs")
+pytestmark = pytest.mark.usefixtures("few_orders")
 
 
 @cache
