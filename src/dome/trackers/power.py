@@ -25,7 +25,9 @@ from dome.trackers.streaming import StreamingBasis, Verdict
 
 # Squared share of a column of Y outside the earlier ones, below which it is rounding.
 FLOOR = {torch.float32: 1e-10, torch.float64: 1e-13}
-INEXACT = 0.05  # the same, of all columns, below which Y R⁻¹ costs half a digit
+# The same, of all columns, below which Y R⁻¹ magnifies rounding more than five times. In
+# training of ResNet-8 it stays above 0.22.
+INEXACT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
