@@ -25,8 +25,8 @@ from dome.trackers.streaming import StreamingBasis, Verdict
 
 # Squared share of a column of Y outside the earlier ones, below which it is rounding.
 FLOOR = {torch.float32: 1e-10, torch.float64: 1e-13}
-# The same, of all columns, below which Y R⁻¹ magnifies rounding more than five times. In
-# training of ResNet-8 it stays above 0.22.
+# The same, of all columns, below which Y R⁻¹ magnifies rounding more than five times.
+# While ResNet-8 is trained it stays above 0.22.
 INEXACT = 0.2
 
 

@@ -28,6 +28,8 @@ NAMES = {FILTERED: drawing.ARM_NAMES[FILTERED], PLAIN: SHORT, LONG: LONG}
 COLOURS = drawing.COLOURS | {LONG: "#CC79A7"}
 MARKERS = drawing.MARKERS | {LONG: "^"}
 NUM_MOMENTS = 101  # at which curves are read to average them
+NAME_GAP = 0.035  # of accuracy, between the names of two lines
+TWO_DECADES = 100  # of an axis, on which numbers between powers of ten have no room
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +156,7 @@ def draw_way(axes: Axes, cases: Sequence[Case], unit: str) -> None:
         unit: "gradients" is bytes, in whole uncompressed gradients; or "seconds", of
             the processor.
     """
+    ends: list[tuple[float, float, str]] = []
     for shade, case in zip(np.linspace(1.0, 0.35, len(cases)), cases, strict=True):
         second = (
             case.long if unit == "seconds" else select_until(case.plain, case.epochs)
@@ -168,16 +171,28 @@ def draw_way(axes: Axes, cases: Sequence[Case], unit: str) -> None:
             axes.plot(x, y, linewidth=1.2, alpha=shade, **style)
             if arm == FILTERED:
                 rate = "none" if case.rate is None else f"{case.rate:,g}"
-                axes.annotate(
-                    rate, (x[-1], y[-1]), fontsize=drawing.NOTE, color=drawing.GREY
-                )
+                ends.append((x[-1], y[-1], rate))
+    # Seconds are nearly the same at all rates: names there lie one below the other.
+    _name_ends(axes, ends, gap=NAME_GAP if unit == "seconds" else 0.0)
     axes.set_xscale("log")
     # By itself matplotlib labels none, or every minor tick, of less than a decade.
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    first, last = axes.get_xlim()
+    subs = (1.0, 2.0, 5.0) if last / first < TWO_DECADES else (1.0,)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
     what = "bytes sent, in gradients" if unit == "gradients" else "processor seconds"
     drawing.label(axes, what, "")
+
+
+def _name_ends(
+    axes: Axes, ends: Sequence[tuple[float, float, str]], gap: float
+) -> None:
+    """Names at the ends of lines, each at least a gap below the one above it."""
+    above = np.inf
+    for x, y, name in sorted(ends, key=lambda end: -end[1]):
+        above = min(y, above - gap)
+        axes.annotate(name, (x, above), fontsize=drawing.NOTE, color=drawing.GREY)
 
 
 def select_until(rows: Sequence[Row], epoch: int) -> list[Row]:
