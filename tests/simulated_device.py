@@ -311,9 +311,9 @@ def _check(
             raise RuntimeError(f"{func} mixes {NAME} and cpu: {shapes} on the cpu")
     for value in values:
         if isinstance(value, _EitherGenerator.plain):
-            here = value._cdata in _Generators.made
-            if here != arrives:
-                place = NAME if here else "cpu"
+            is_ours = value._cdata in _Generators.made
+            if is_ours != arrives:
+                place = NAME if is_ours else "cpu"
                 raise RuntimeError(f"{func} elsewhere got a generator on {place}")
 
 
