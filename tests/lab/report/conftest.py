@@ -1,3 +1,4 @@
+import contextlib
 import os
 import shutil
 
@@ -36,26 +37,50 @@ def browser():
         launched.close()
 
 
-@pytest.fixture
-def opened(browser):
-    """Opens a page, and in the end looks whether anything went wrong on it."""
-    contexts, faults, asked = [], [], []
+SIZE = {"width": 1100, "height": 800}
 
-    def open_page(path, width=1100, height=800, **options):
-        size = {"width": width, "height": height}
-        context = browser.new_context(viewport=size, **options)
-        context.set_default_timeout(5000)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: faults.append(message.text))
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("dialog", lambda dialog: faults.append("a dialog opened"))
+
+@contextlib.contextmanager
+def watched_page(browser, **options):
+    """A page, and the list of what goes wrong on it or is fetched from elsewhere."""
+    context = browser.new_context(**{"viewport": SIZE} | options)
+    page, faults = context.new_page(), []
+
+    def ask(request):
+        if not request.url.startswith(("file:", "data:")):
+            faults.append(request.url)
+
+    page.set_default_timeout(5000)
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("dialog", lambda dialog: faults.append("a dialog opened"))
+    page.on("request", ask)
+    yield page, faults
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def window(browser):
+    """Where tests that ask for nothing special open theirs: each is three processes."""
+    with watched_page(browser) as watched:
+        yield watched
+
+
+@pytest.fixture
+def opened(browser, window):
+    """Opens a page, and in the end looks whether anything went wrong on it."""
+    watched = [window]
+    own = contextlib.ExitStack()
+
+    def open_page(path, **options):
+        if options:
+            watched.append(own.enter_context(watched_page(browser, **options)))
+        page, _ = watched[-1]
         page.goto(path.as_uri())
         return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not faults
-    assert not [url for url in asked if not url.startswith(("file:", "data:"))]
+    with own:
+        yield open_page
+    told = [fault for _, faults in watched for fault in faults]
+    window[1].clear()
+    assert not told

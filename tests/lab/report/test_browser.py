@@ -16,6 +16,7 @@ from dome_lab.report.page import write_report
 from dome_lab.report.sections import file_sections
 
 EVIL = "<script>alert(1)</script>"
+PHONE = {"width": 360, "height": 740}
 SPECTRA = {1: [8.0, 4.0, 2.0, 1.0], 4: [800.0, 4.0, 2.0, 1.0]}
 
 
@@ -205,7 +206,7 @@ def test_text_stands_out_from_its_background(opened, report, scheme):
 
 
 def test_a_phone_scrolls_down_only(opened, report):
-    page = opened(report, width=360, height=740, has_touch=True)
+    page = opened(report, viewport=PHONE, has_touch=True)
     look(page, "phone")
     assert page.evaluate("document.documentElement.scrollWidth") == 360
     for figure in page.locator("figure.chart").all():
@@ -220,7 +221,7 @@ def test_a_phone_scrolls_down_only(opened, report):
 
 
 def test_turning_the_phone_draws_anew(opened, report):
-    page = opened(report, width=360, height=740)
+    page = opened(report, viewport=PHONE)
     box = chart(page, "Test accuracy").locator("svg")
     narrow = box.get_attribute("viewBox")
     page.set_viewport_size({"width": 740, "height": 360})
