@@ -5,20 +5,11 @@ import subprocess
 from functools import cache
 
 import pytest
-import torch
 
 gc.disable()  # until all is imported: nothing of it is ever garbage
-torch.set_num_threads(1)  # small matrices: a second thread costs more than it brings
 # A shell starts what runs in the background with Ctrl-C ignored, and tests press it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_ignore_collect(collection_path):
-    """Doctests are those of src: what tests are helped by is not imported for them."""
-    name = collection_path.name
-    is_help = collection_path.is_file() and not name.startswith(("test_", "conftest"))
-    return True if is_help else None
 
 
 def pytest_collection_modifyitems(items):
@@ -34,8 +25,12 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """What was imported is not looked through again whenever garbage is sought.
 
-    Nor is it sought as often: tests leave behind much that is no garbage yet.
+    Nor is it sought as often: tests leave behind much that is no garbage yet. torch is
+    imported here and not above: the process that only starts the others needs none.
     """
+    import torch
+
+    torch.set_num_threads(1)  # small matrices: a second thread costs more
     gc.freeze()
     gc.set_threshold(20_000, 20)
     gc.enable()
@@ -43,6 +38,8 @@ def pytest_collection_finish():
 
 @pytest.fixture
 def rng():
+    import torch
+
     return torch.Generator().manual_seed(1234)
 
 

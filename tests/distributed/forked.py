@@ -24,11 +24,13 @@ import torch._dynamo  # noqa: E402, F401 - else every worker does, with its opti
 def stay_on_one_core():
     """Workers wait for each other all the time: to wake another core takes longer.
 
-    A quarter of the processors' time, in the tests of fully_shard.
+    A quarter of the processors' time, in the tests of fully_shard. Groups that run at
+    once, each for one of pytest's processes, share them evenly.
     """
     if hasattr(os, "sched_setaffinity"):  # Linux
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
+        process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+        os.sched_setaffinity(0, {cores[process % len(cores)]})
 
 
 def main():
