@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch.nn.functional import cross_entropy
 
@@ -88,6 +89,24 @@ def draw_spectra(rows: Sequence[Row], paper: Run, num_classes: int) -> Figure:
     """All eigenvalues by index, with marks at C and C²."""
     figure, ((axes,),) = drawing.canvas(1, 1, drawing.COLUMN, 2.7)
     values = np.stack(list(spectra(rows).values()))
+    below = draw_spectrum(axes, values, num_classes)
+    drawing.label(axes, "index", "eigenvalue of the covariance")
+    drawing.add_title(figure, rows)
+    drawing.add_note(
+        figure,
+        f"{values.shape[1] + 1:,} training samples' gradients; geometric mean.",
+        f"{below:,} eigenvalues lie below the picture: those of samples that the "
+        "network has learned by heart."
+        if below
+        else "",
+        drawing.statistics_note(rows),
+        drawing.scale_note(rows, paper),
+    )
+    return figure
+
+
+def draw_spectrum(axes: Axes, values: Array, num_classes: int) -> int:
+    """Spectra (seeds, N) into a panel; how many eigenvalues lie below it."""
     index = np.arange(1, values.shape[1] + 1)
     good = values[np.isfinite(values).all(axis=1)]
     least = SHOWN * good[:, 0].max(initial=0.0)
@@ -103,20 +122,7 @@ def draw_spectra(rows: Sequence[Row], paper: Run, num_classes: int) -> Figure:
     axes.set_yscale("log")
     drawing.mark(axes, num_classes, "C")
     drawing.mark(axes, num_classes**2, "C²")
-    drawing.label(axes, "index", "eigenvalue of the covariance")
-    drawing.add_title(figure, rows)
-    below = int((good < least).sum(axis=1).mean()) if len(good) else 0
-    drawing.add_note(
-        figure,
-        f"{values.shape[1] + 1:,} training samples' gradients; geometric mean.",
-        f"{below:,} eigenvalues lie below the picture: those of samples that the "
-        "network has learned by heart."
-        if below
-        else "",
-        drawing.statistics_note(rows),
-        drawing.scale_note(rows, paper),
-    )
-    return figure
+    return int((good < least).sum(axis=1).mean()) if len(good) else 0
 
 
 def spectra(rows: Sequence[Row]) -> dict[int, Array]:
@@ -133,8 +139,17 @@ def _dense(kept: dict[float, float]) -> Array:
     return np.interp(np.log(index), np.log(list(kept)), list(kept.values()))
 
 
-def judge_spectrum(figure: str, rows: Sequence[Row], num_classes: int) -> list[Claim]:
-    """C large eigenvalues, about C² outliers, a flat bulk."""
+def judge_spectrum(
+    figure: str, rows: Sequence[Row], num_classes: int, which: str = ""
+) -> list[Claim]:
+    """C large eigenvalues, about C² outliers, a flat bulk.
+
+    Args:
+        figure: Its short name.
+        rows: Of every seed.
+        num_classes: C.
+        which: Said before the name of each claim, where a figure has several spectra.
+    """
     C, found = num_classes, list(spectra(rows).values())
     shares = ", ".join(
         f"{_share(found, num):.0%} in the first {num}" for num in (C, C**2)
@@ -142,7 +157,7 @@ def judge_spectrum(figure: str, rows: Sequence[Row], num_classes: int) -> list[C
     return [
         claim(
             figure,
-            "C large eigenvalues",
+            f"{which}C large eigenvalues",
             f"On logarithmic axes the spectrum falls more steeply across C = {C} than "
             "over the doublings of the index before and after it, by a slope of more "
             f"than {SEEN:g}.",
@@ -151,7 +166,7 @@ def judge_spectrum(figure: str, rows: Sequence[Row], num_classes: int) -> list[C
         ),
         claim(
             figure,
-            "about C² outliers",
+            f"{which}about C² outliers",
             f"On logarithmic axes the spectrum falls less steeply behind C² = {C**2} "
             f"than before it, by a slope of more than {SEEN:g}, and bends there more "
             "than at a third and at three times of it.",
@@ -162,7 +177,7 @@ def judge_spectrum(figure: str, rows: Sequence[Row], num_classes: int) -> list[C
         ),
         claim(
             figure,
-            "flat bulk",
+            f"{which}flat bulk",
             f"On logarithmic axes the bulk falls less than {FLAT:g} times as steeply "
             "as the outliers between C and C².",
             [

@@ -172,6 +172,19 @@ def test_a_run_that_diverged_is_drawn_and_decides_nothing():
     assert set(verdicts(lost).values()) == {UNDECIDED}
 
 
+def test_a_spectrum_that_loses_its_bulk_in_training_is_told_from_one_that_does_not():
+    def found(short, whole):
+        rows = [row | {"epochs": 1} for row in eigenvalue_rows(short)]
+        rows += [row | {"epochs": 10} for row in eigenvalue_rows(whole)]
+        return {c.name: c.verdict for c in load_figure("ext12").judge(rows)}
+
+    before, after = as_in_the_paper(), np.exp(-((INDEX / 30) ** 0.7))
+    assert set(found(before, after).values()) == {HOLDS}
+    turned = found(after, before)
+    assert len(turned) == 5
+    assert set(turned.values()) == {FAILS}
+
+
 def tracked_rows(spectrum, num_seeds=3):
     rng = np.random.default_rng(0)
     run = replace(RUN, removes="nothing", rank=300)
