@@ -8,7 +8,7 @@ from docs.pages import ROOT
 
 SOURCES = ROOT / "src"
 WITH_EXAMPLES = [
-    ".".join(path.relative_to(SOURCES).with_suffix("").parts)
+    ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
     for path in sorted(SOURCES.rglob("*.py"))
     if ">>>" in path.read_text()
 ]

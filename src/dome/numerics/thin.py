@@ -32,8 +32,7 @@ from dome.numerics.together import IsTrue, looked_up
 # A weight with more numbers is never made into rows: 256 kB a sample in float32.
 SMALL_WEIGHT = 1 << 16
 # Columns of a weight from which K combinations of samples are made row by row of it: on
-# a CPU half the time of one product (10, 128) x (128, 36864), 3.8 against 7.1 ms; and
-# products with K directions, 0.16 against 0.23 ms for (16, 36864) x (36864, 10).
+# a CPU half the time of one product (10, 128) x (128, 36864), 3.8 against 7.1 ms.
 LONG_ROW = 128
 
 
@@ -143,7 +142,7 @@ class Thin:
             else:
                 if kept.written is None:
                     kept.written = self.written_out()
-                part += self._dots(self._rows(grads), kept.written)
+                part += sum_of_pieces(kept.written, self._rows(grads).T).T
         return kept
 
     def left_products(
@@ -238,24 +237,12 @@ class Thin:
 
     def _combined(self, weights: Tensor, rows: Tensor, Y: Tensor | None) -> Tensor:
         """Y + rowsᵀ weights of rows (b, n m) and weights (b, K), as ``Kept`` has it."""
-        pieces = self._pieces(rows)
-        weights = weights.T.expand(len(pieces), -1, -1)
-        return torch.bmm(weights, pieces) if Y is None else Y.baddbmm_(weights, pieces)
-
-    def _dots(self, rows: Tensor, written: Tensor) -> Tensor:
-        """Products of rows (b, n m) and directions written out, shape (b, K)."""
-        if self.Q.shape[2] < LONG_ROW:
-            return sum_of_pieces(written, rows.T).T
-        # A third less time than the pieces that rows of any length are cut into.
-        products = torch.bmm(self._pieces(written), self._pieces(rows).mT)
-        return products.sum(0, dtype=torch.float64).T
-
-    def _pieces(self, rows: Tensor) -> Tensor:
-        """Rows (b, n m) by the long rows of the weight, (n, b, m); else (1, b, n m)."""
         n, m = self.P.shape[2], self.Q.shape[2]
         # At least one: of a short weight a worker may hold no row.
         num = max(n, 1) if m >= LONG_ROW else 1
-        return rows.view(len(rows), num, n * m // num).transpose(0, 1)
+        pieces = rows.view(len(rows), num, n * m // num).transpose(0, 1)
+        weights = weights.T.expand(num, -1, -1)
+        return torch.bmm(weights, pieces) if Y is None else Y.baddbmm_(weights, pieces)
 
     def _matrices(self, Y: Tensor) -> Tensor:
         """Y_j of all j, shape (K, n, m)."""

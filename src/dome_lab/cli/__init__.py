@@ -48,7 +48,7 @@ def main() -> None:
         if end.code == interrupts.INTERRUPTED:
             interrupts.leave()
         interrupts.over()
-        gc.freeze()  # Python would search all of torch for garbage, for half a second
+        gc.freeze()  # Python would search all of torch for garbage: a third of a second
         raise
 
 
