@@ -175,6 +175,6 @@ def _centered_gram(grads: Tensor) -> Tensor:
     gram = torch.zeros(N, N, dtype=torch.float64, device=grads.device)
     for block in grads.split(COLUMNS, dim=1):
         H = block.double()
-        H -= H.mean(dim=0)
+        H = H - H.mean(dim=0)  # not in place: in float64 this is the caller's own
         gram.addmm_(H, H.T)
     return gram / N

@@ -20,12 +20,13 @@ by less than 0.1 has no edge:
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 import dome
@@ -54,17 +55,7 @@ OCTAVE, ASIDE = 2.0, 3.0  # factors of the index, see above
 def compute_spectrum(run: Run) -> Iterator[Row]:
     """Train, then yield rows of an index and the eigenvalue there, largest first."""
     started = time.perf_counter()
-    model, task = trained_model(run)
-    device = next(model.parameters()).device
-    x, y = some_samples(task, NUM_SAMPLES)
-    x, y = x.to(device).split(CHUNK), y.to(device).split(CHUNK)
-    grads = torch.cat(
-        [
-            dome.per_sample_gradients(model, cross_entropy, *part)
-            for part in zip(x, y, strict=True)
-        ]
-    )
-    eigenvalues = covariance_eigenvalues(grads).tolist()
+    eigenvalues = covariance_eigenvalues(gradients_after(run)).tolist()
     kept = kept_indices(len(eigenvalues))
     seconds = (time.perf_counter() - started) / len(kept)
     for index in kept:
@@ -75,6 +66,19 @@ def compute_spectrum(run: Run) -> Iterator[Row]:
             eigenvalue=eigenvalues[index - 1],
             seconds=seconds,
         )
+
+
+def gradients_after(run: Run, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Train, then the gradients of some training samples in this precision, (N, D)."""
+    model, task = trained_model(run)
+    model.to(dtype)
+    device = next(model.parameters()).device
+    x, y = some_samples(task, NUM_SAMPLES)
+    inputs = x.to(device, dtype) if x.is_floating_point() else x.to(device)
+    parts = zip(inputs.split(CHUNK), y.to(device).split(CHUNK), strict=True)
+    return torch.cat(
+        [dome.per_sample_gradients(model, cross_entropy, *part) for part in parts]
+    )
 
 
 def kept_indices(num: int) -> list[int]:
@@ -95,27 +99,30 @@ def draw_spectra(rows: Sequence[Row], paper: Run, num_classes: int) -> Figure:
     drawing.add_note(
         figure,
         f"{values.shape[1] + 1:,} training samples' gradients; geometric mean.",
-        f"{below:,} eigenvalues lie below the picture: those of samples that the "
-        "network has learned by heart."
-        if below
-        else "",
+        f"{below:,} eigenvalues lie below the picture." if below else "",
         drawing.statistics_note(rows),
         drawing.scale_note(rows, paper),
     )
     return figure
 
 
-def draw_spectrum(axes: Axes, values: Array, num_classes: int) -> int:
+def draw_spectrum(
+    axes: Axes,
+    values: Array,
+    num_classes: int,
+    colour: str = drawing.COLOURS[PLAIN],
+    name: str = "",
+) -> int:
     """Spectra (seeds, N) into a panel; how many eigenvalues lie below it."""
     index = np.arange(1, values.shape[1] + 1)
     good = values[np.isfinite(values).all(axis=1)]
     least = SHOWN * good[:, 0].max(initial=0.0)
     if len(good):
         logs = np.log(good.clip(min=least / 1e3))
-        axes.plot(index, good.T, color=drawing.COLOURS[PLAIN], **drawing.SEED)
+        axes.plot(index, good.T, color=colour, **drawing.SEED)
         band = student_band(logs)
         shown = Band(*(np.exp(part) for part in (band.mean, band.low, band.high)))
-        drawing.draw_band(axes, index, shown, PLAIN, linestyle="-")
+        drawing.draw_line(axes, index, shown, colour, label=name or None)
         axes.set_ylim(least, 3 * good.max())
     axes.set_xlim(0.8, 1.3 * len(index))
     axes.set_xscale("log")
@@ -131,26 +138,27 @@ def spectra(rows: Sequence[Row]) -> dict[int, Array]:
     for row in sorted(rows, key=lambda row: number(row, "index")):
         mine = found.setdefault(int(number(row, "seed")), {})
         mine[number(row, "index")] = number(row, "eigenvalue")
-    return {seed: _dense(mine) for seed, mine in found.items()}
+    return {seed: dense(mine) for seed, mine in found.items()}
 
 
-def _dense(kept: dict[float, float]) -> Array:
+def dense(kept: Mapping[float, float]) -> Array:
+    """All eigenvalues (N,) of those kept, by their indices."""
     index = np.arange(1, max(kept) + 1)
     return np.interp(np.log(index), np.log(list(kept)), list(kept.values()))
 
 
 def judge_spectrum(
-    figure: str, rows: Sequence[Row], num_classes: int, which: str = ""
+    figure: str, by_seed: Mapping[int, Array], num_classes: int, which: str = ""
 ) -> list[Claim]:
     """C large eigenvalues, about C² outliers, a flat bulk.
 
     Args:
         figure: Its short name.
-        rows: Of every seed.
+        by_seed: The eigenvalues of each seed.
         num_classes: C.
         which: Said before the name of each claim, where a figure has several spectra.
     """
-    C, found = num_classes, list(spectra(rows).values())
+    C, found = num_classes, list(by_seed.values())
     shares = ", ".join(
         f"{_share(found, num):.0%} in the first {num}" for num in (C, C**2)
     )

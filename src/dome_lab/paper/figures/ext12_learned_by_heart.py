@@ -88,7 +88,7 @@ def judge(rows: Sequence[Row]) -> list[Claim]:
     steeper = [flatness(short[s], C) - flatness(whole[s], C) for s in seeds]
     higher = [cliff(short[s], C) - cliff(whole[s], C) for s in seeds]
     return [
-        *judge_spectrum("ext12", select(rows, epochs=few), C, f"{_after(few)}: "),
+        *judge_spectrum("ext12", short, C, f"{_after(few)}: "),
         claim(
             "ext12",
             "the bulk is flatter before",

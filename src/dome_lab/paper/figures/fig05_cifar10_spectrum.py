@@ -16,7 +16,12 @@ from matplotlib.figure import Figure
 from dome_lab.paper.claims import Claim
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Repeated, Run
-from dome_lab.paper.spectrum import compute_spectrum, draw_spectra, judge_spectrum
+from dome_lab.paper.spectrum import (
+    compute_spectrum,
+    draw_spectra,
+    judge_spectrum,
+    spectra,
+)
 
 PAPER = Run(
     task="cifar10",
@@ -55,4 +60,4 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
     """Leaders, outliers, bulk."""
-    return judge_spectrum("fig05", rows, NUM_CLASSES)
+    return judge_spectrum("fig05", spectra(rows), NUM_CLASSES)

@@ -14,7 +14,7 @@ from dome_lab.paper.claims import Claim
 from dome_lab.paper.figures import fig05_cifar10_spectrum as fig05
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Repeated
-from dome_lab.paper.spectrum import draw_spectra, judge_spectrum
+from dome_lab.paper.spectrum import draw_spectra, judge_spectrum, spectra
 
 PAPER = replace(fig05.PAPER, task="mnist")
 NUM_CLASSES = 10
@@ -34,4 +34,4 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
     """Leaders, outliers, bulk."""
-    return judge_spectrum("fig08", rows, NUM_CLASSES)
+    return judge_spectrum("fig08", spectra(rows), NUM_CLASSES)

@@ -8,7 +8,7 @@ from paper.figures.made import RUN
 from torch import nn
 
 from dome import per_sample_gradients
-from dome.diagnostics import covariance_eigenvalues
+from dome.diagnostics import covariance_eigenpairs, covariance_eigenvalues
 from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED, above
 from dome_lab.paper.figures import load_figure
 from dome_lab.paper.spectrum import (
@@ -71,6 +71,15 @@ def test_eigenvalues_do_not_depend_on_the_blocks(rng, monkeypatch):
     whole = covariance_eigenvalues(grads)
     monkeypatch.setattr("dome.diagnostics.spectrum.COLUMNS", 7)
     torch.testing.assert_close(covariance_eigenvalues(grads), whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_are_left_as_they_were(rng, dtype):
+    grads = 3 + torch.randn(9, 100, generator=rng).to(dtype)
+    before = grads.clone()
+    covariance_eigenvalues(grads)
+    covariance_eigenpairs(grads, 2)
+    assert torch.equal(grads, before)
 
 
 def test_gradients_that_are_not_finite_have_no_eigenvalues():
@@ -183,6 +192,64 @@ def test_a_spectrum_that_loses_its_bulk_in_training_is_told_from_one_that_does_n
     turned = found(after, before)
     assert len(turned) == 5
     assert set(turned.values()) == {FAILS}
+
+
+def scaled_rows(given, unit, num_seeds=3):
+    rng = np.random.default_rng(0)
+    return [
+        replace(RUN, seed=seed, rank=None).columns()
+        | {"epoch": RUN.epochs, "norms": norms, "num_eigenvalues": len(values)}
+        | {"eigenvalues": [float(values[i - 1]) for i in kept_indices(len(values))]}
+        for seed in range(num_seeds)
+        for norms, values in (
+            ("as they are", noisy(given, rng)),
+            ("all 1", noisy(unit, rng)),
+        )
+    ]
+
+
+def test_what_the_norms_of_samples_hide_is_told_from_what_they_make():
+    def found(given, unit):
+        claims = load_figure("ext13").judge(scaled_rows(given, unit))
+        return [claim.verdict for claim in claims]
+
+    falling, seen = np.exp(-((INDEX / 30) ** 0.7)), as_in_the_paper()
+    assert found(falling, seen) == [HOLDS] * 6
+    # The last is of the axes alone: whatever falls looks flat on a linear one.
+    assert found(seen, falling) == [FAILS] * 5 + [HOLDS]
+
+
+def test_every_power_law_looks_flat_on_a_linear_axis():
+    by_index = load_figure("ext13").flatness_by_index
+    assert by_index(INDEX**-0.5, C) == pytest.approx(by_index(INDEX**-2.0, C))
+    assert by_index(INDEX**-0.5, C) < 0.1
+    # As steep an index everywhere is what no such axis makes flat.
+    assert by_index(np.exp(-0.01 * INDEX), C) == pytest.approx(1)
+    assert math.isnan(by_index(INDEX[:300] ** -1.0, C))
+
+
+def test_gradients_of_norm_1_have_the_spectrum_of_their_directions(monkeypatch, rng):
+    figure = load_figure("ext13")
+    grads = torch.randn(8, 30, generator=rng, dtype=torch.float64)
+    lengths = 10.0 ** torch.arange(-4, 4, dtype=torch.float64)
+    lengths[3] = 0
+    made = lengths[:, None] * grads
+    monkeypatch.setattr(figure, "gradients_after", lambda run, dtype: made.to(dtype))
+    given, unit = figure.compute_run(RUN)
+    directions = torch.nn.functional.normalize(grads, dim=1)
+    directions[3] = 0
+    expected = torch.linalg.eigvalsh(torch.cov(directions.T, correction=0)).flip(0)
+    np.testing.assert_allclose(unit["eigenvalues"], expected[:7], rtol=1e-9)
+    assert given["eigenvalues"][0] > 1e4 * unit["eigenvalues"][0]
+
+
+@pytest.mark.paper
+def test_a_run_that_diverged_has_no_spectrum_and_is_drawn():
+    rows = scaled_rows(INDEX**-1.0, as_in_the_paper())
+    rows[0]["eigenvalues"] = None
+    figure = load_figure("ext13")
+    figure.draw(rows).draw_without_rendering()
+    assert figure.judge(rows)[-1].verdict == UNDECIDED
 
 
 def tracked_rows(spectrum, num_seeds=3):
