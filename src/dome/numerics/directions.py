@@ -293,13 +293,6 @@ class Directions:
         (whole,) = self.shapes.total(N)
         return whole
 
-    def scale_(self, factors: Tensor) -> None:
-        """Multiply each direction by a number."""
-        factors = factors.to(self.dtype)
-        for thin in self.thin.values():
-            thin.Q.mul_(factors[:, None, None])
-        self.plain.mul_(factors[:, None])
-
     def replaced(self, mask: Tensor, others: "Directions") -> "Directions":
         """Those of other directions in place of some."""
         each = mask[:, None, None]

@@ -63,8 +63,8 @@ def gram_schmidt(C: Tensor, floor: float, most: int) -> tuple[Tensor, Tensor]:
 
 def upper_factor(
     core: Tensor, floor: float, most: int, is_true: IsTrue = looked_up
-) -> tuple[Tensor, Tensor, Tensor]:
-    """R of core = Q R with positive diagonal, its inverse, and open columns.
+) -> tuple[Tensor, Tensor]:
+    """R of core = Q R with positive diagonal, and its inverse.
 
     Args:
         core: Symmetric, float64, shape (K, K).
@@ -73,23 +73,22 @@ def upper_factor(
         is_true: What to believe of there being K.
 
     Returns:
-        R, zero in the rows of columns that depend on earlier ones; R⁻¹, zero in their
-        columns; and a mask of them.
+        R, zero in the rows of columns that depend on earlier ones, and R⁻¹, zero in
+        their columns.
     """
     _, R = torch.linalg.qr(core)
     R = R * R.diagonal().sign()[:, None]
     own = (R.diagonal() / torch.linalg.vector_norm(core, dim=0)).square()
     if most >= len(core) and is_true((own > floor).all()):
         eye = torch.eye(len(core), dtype=core.dtype, device=core.device)
-        inverse = torch.linalg.solve_triangular(R, eye, upper=True)
-        return R, inverse, torch.zeros_like(own, dtype=torch.bool)
+        return R, torch.linalg.solve_triangular(R, eye, upper=True)
     # Through squares of the columns' lengths, which must not leave the range.
     size = torch.linalg.matrix_norm(core)
     size = torch.where(size > 0, size, 1.0)
     unit = core / size
     squared = unit @ unit
-    inverse, own = gram_schmidt(squared, floor, most)
-    return inverse.T @ squared * size, inverse / size, own <= floor
+    inverse, _ = gram_schmidt(squared, floor, most)
+    return inverse.T @ squared * size, inverse / size
 
 
 def _with_unit_diagonal(C: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Algorithm 2 with directions of low rank, for models whose D × K does not fit.
 
 Shapes: G (B, D) samples, H = G − mean, U (D, K) directions, each of rank r in every
-weight matrix (``dome.numerics.thin``), of length one but not orthogonal. With N = UᵀU
+weight matrix (``dome.numerics.thin``), independent but not orthogonal. With N = UᵀU
 and T = R⁻¹ of its Cholesky factor, U T is orthonormal, and is the U of Algorithm 2:
 
     V = H U T,   Y = U T diag(s) + a Hᵀ V,   U ← cut(Y Z),   λ_j = ‖Y₍ⱼ₎‖
@@ -49,20 +49,18 @@ class Turned:
     """What an update makes of U.
 
     Attributes:
-        U: The new directions, of length one.
-        lengths: What they had before, shape (K,); 1 for random ones.
+        U: The new directions.
         N: Their Gram matrix, shape (K, K).
         T: What makes them orthonormal, shape (K, K).
-        fresh: Mask of those that are random, shape (K,).
         is_finite: Whether the combination of samples was.
+        fresh: Mask of those that are random, shape (K,); None if none is.
     """
 
     U: Directions
-    lengths: Tensor
     N: Tensor
     T: Tensor
-    fresh: Tensor
-    is_finite: bool
+    is_finite: bool = True
+    fresh: Tensor | None = None
 
 
 class Sought(NamedTuple):
@@ -128,7 +126,7 @@ class LowRankPower:
         self._seed, self._total = draw_seed(generator), total
         K = self._intake.num_columns
         eye = torch.eye(K, dtype=torch.float64, device=device)
-        start = self._of_length_one(self._random(0), eye[0] < 0)
+        start = self._independent(self._random(0))
         self._U, self._T, self._N = start.U, start.T, start.N
         self._norms = torch.ones(K, dtype=torch.float64, device=device)
         # NᵀN where U T = (data) + A N, of arbitrary directions A.
@@ -198,12 +196,12 @@ class LowRankPower:
             is_true: What to believe of what nearly always holds.
         """
         s, V, core, most = sought
-        R, Z, is_open = upper_factor(core, FLOOR[self._dtype], most, is_true)
+        R, Z = upper_factor(core, FLOOR[self._dtype], most, is_true)
         # 9-14  Y Z = U C + Gᵀ M; the columns of V sum to zero, so that Hᵀ V = Gᵀ V
         C, M = self._T @ (s[:, None] * Z), V @ Z
         seed = self._seed + self._intake.num_updates
         cut = self._U.cut(grads, seen, C, M, seed, self._total, is_true)
-        return self._of_length_one(cut, is_open, is_true), R, Z
+        return self._independent(cut, is_true), R, Z
 
     def _num_samples(self, batch: FactorBatch) -> int:
         """B, over all workers."""
@@ -226,63 +224,46 @@ class LowRankPower:
         constant = VV.trace() <= small**2 * B * m.square().sum()
         return V, VV, finite, constant
 
-    def _of_length_one(
-        self, U: Directions, is_open: Tensor, is_true: IsTrue = looked_up
-    ) -> Turned:
-        """Directions of length one; random ones where they are open or dependent.
-
-        Those that are given are scaled in place.
-        """
+    def _independent(self, U: Directions, is_true: IsTrue = looked_up) -> Turned:
+        """Directions, with random ones where they are zero or depend on others."""
         N = U.gram(U)
-        lengths = N.diagonal().clamp(min=0.0).sqrt()
-        is_there = ~is_open & (lengths > 0)
-        lengths = torch.where(is_there, lengths, 1.0)
-        factors = is_there / lengths
-        N = N * factors * factors[:, None]
         T, own = inverse_cholesky(N)
-        # As it comes out of a file: products round in an order that strides decide.
-        T = T.contiguous()
         is_finite = is_true(N.sum().isfinite())
         if is_finite and not is_true(own.min() > DEPENDENT):
-            return self._filled(U, lengths, factors, N)
-        U.scale_(factors)
-        fresh = torch.zeros_like(is_open)
-        return Turned(U, lengths, N, T, fresh, is_finite)
+            return self._filled(U, N)
+        # As it comes out of a file: products round in an order that strides decide.
+        return Turned(U, N, T.contiguous(), is_finite)
 
-    def _filled(
-        self, U: Directions, lengths: Tensor, factors: Tensor, N: Tensor
-    ) -> Turned:
-        """Random directions for those that are zero or depend on others."""
-        fresh = factors == 0
+    def _filled(self, U: Directions, N: Tensor) -> Turned:
+        fresh = N.diagonal() <= 0
         T, missing = sweep(N, fresh)
         for attempt in range(ATTEMPTS):
             fresh = fresh | missing
             noise = self._random(self._intake.num_updates, attempt)
-            U.scale_(factors)
             U = U.replaced(missing, noise)
             N = U.gram(U)
-            factors = N.diagonal().rsqrt()
-            N = N * factors * factors[:, None]
             # Behind the others, which keep the span that they had, in order.
             T, missing = sweep(N, fresh)
             if not missing.any():
                 break
-        U.scale_(factors)
-        lengths = torch.where(fresh, 1.0, lengths)
-        return Turned(U, lengths, N, T.contiguous(), fresh, True)
+        return Turned(U, N, T.contiguous(), fresh=fresh)
 
     def _take(self, new: Turned, R: Tensor, Z: Tensor, s: Tensor) -> None:
         """Go on from new directions: λ, what is arbitrary, what is removed."""
-        kept = (~new.fresh).double()
-        DR = (kept * new.lengths)[:, None] * R  # Y = U D R for the new U
-        C = DR.T @ new.N @ DR  # YᵀY
+        P = s[:, None] * Z  # new U = old U T P + of samples
+        if new.fresh is not None:
+            kept = (~new.fresh).double()
+            R, P = kept[:, None] * R, kept * P  # Y = U R for the new U
+        P = P @ new.T
+        C = R.T @ new.N @ R  # YᵀY
         self._norms = C.diagonal().clamp(min=0.0).sqrt()  # 16-17  λ = ‖Y₍ⱼ₎‖
-        P = s[:, None] * Z * (kept / new.lengths) @ new.T
-        owed = kept[:, None] * (P.T @ self._arbitrary @ P) * kept
-        self._arbitrary = owed + torch.diag(1 - kept)
+        self._arbitrary = P.T @ self._arbitrary @ P
+        if new.fresh is not None:
+            owed = kept[:, None] * self._arbitrary * kept
+            self._arbitrary = owed + torch.diag(1 - kept)
         self._eigenvalues = self._norms[: len(self._eigenvalues)]
         if self._leading is not None:
-            inside = new.T.T @ new.N @ DR  # (U T)ᵀ Y
+            inside = new.T.T @ new.N @ R  # (U T)ᵀ Y
             squares, vectors = torch.linalg.eigh(inside @ inside.T)
             num = self._leading.shape[1]
             self._leading = vectors.flip(1)[:, :num].contiguous()
