@@ -8,6 +8,7 @@ each module that owns parameters. Either way parameters lie one after the other 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import reduce
 from itertools import compress
 
 import torch
@@ -93,10 +94,12 @@ class Layout:
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the flat gradient, at least float32."""
-        dtype = torch.float32
-        for p in self.parameters:
-            dtype = torch.promote_types(dtype, p.dtype)
-        return dtype
+        return torch.promote_types(torch.float32, self.coarse_dtype)
+
+    @property
+    def coarse_dtype(self) -> torch.dtype:
+        """The precision that holds all parameters as they are."""
+        return reduce(torch.promote_types, {p.dtype for p in self.parameters})
 
     def gather(self) -> Tensor:
         """The gradient in ``.grad`` as one vector (D,); a missing one is zero."""

@@ -122,21 +122,20 @@ def when_backward_ends(call: Callable[[], None]) -> None:
     _needed(engine, "queue_callback")(call)
 
 
-def versions_of(tensors: Sequence[Tensor | None]) -> list[int]:
-    """How often each was written to in place; 0 under inference_mode, -1 for None."""
-    # In every torch 2 and in its notes on autograd, but without a public name. What is
-    # made under inference_mode has none.
+def version_of(t: Tensor) -> int:
+    """How often a tensor was written to in place; 0 if made under inference_mode."""
+    # In every torch 2 and in its notes on autograd, but without a public name.
     try:
-        return [
-            -1 if t is None else 0 if t.is_inference() else t._version for t in tensors
-        ]
+        return t._version
     except AttributeError as error:
         raise RuntimeError(_lacks("Tensor._version")) from error
+    except RuntimeError:  # made under inference_mode, where nobody counts
+        return 0
 
 
-def version_of(t: Tensor) -> int:
-    """The same of one tensor."""
-    return versions_of([t])[0]
+def versions_of(tensors: Sequence[Tensor | None]) -> list[int]:
+    """The same of each; -1 for None."""
+    return [-1 if t is None else version_of(t) for t in tensors]
 
 
 def base_of(t: Tensor) -> Tensor | None:

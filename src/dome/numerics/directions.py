@@ -32,7 +32,7 @@ from dome.numerics.thin import (
     used_up,
 )
 from dome.numerics.together import IsTrue, looked_up
-from dome.torch_private import subtract_each_
+from dome.torch_private import flattened, subtract_each_
 
 # Squared share that one of r columns must have of its own to be a direction.
 FLOOR = {torch.float32: 1e-9, torch.float64: 1e-18}
@@ -309,13 +309,11 @@ class Directions:
         """Uᵀ g of a gradient, parameter by parameter, float64, shape (K,)."""
         dots = [t.dot(grads[s]) for s, t in self.thin.items() if s in grads]
         if self.shapes.plain:
-            flat = [
-                grads[s].flatten()
-                if s in grads
-                else self.plain.new_zeros(shape.numel())
+            plain = [
+                grads[s] if s in grads else self.plain.new_zeros(shape)
                 for s, shape in self.shapes.plain.items()
             ]
-            dots.append(self.plain @ torch.cat(flat))
+            dots.append(self.plain @ flattened(plain))
         (whole,) = self.shapes.total(torch.stack(dots).double().sum(0))
         return whole
 

@@ -63,16 +63,17 @@ def multiply(wide: Tensor, tall: Tensor, dtype: torch.dtype | None = None) -> Te
 def sum_of_pieces(wide: Tensor, tall: Tensor) -> Tensor:
     """The same of matrices of one precision: short products in a batch, then summed."""
     on_cpu = tall.device.type == "cpu"
-    num, length = cpu.pieces(len(tall), cpu.PIECE_ROWS if on_cpu else DEVICE_PIECE_ROWS)
+    height, (rows, columns) = wide.shape[0], tall.shape
+    num, length = cpu.pieces(rows, cpu.PIECE_ROWS if on_cpu else DEVICE_PIECE_ROWS)
     end = num * length
-    left = wide[:, :end].view(len(wide), num, length).transpose(0, 1)
-    right = tall[:end].view(num, length, tall.shape[1])
+    left = wide[:, :end].view(height, num, length).transpose(0, 1)
+    right = tall[:end].view(num, length, columns)
     # Kernels like the larger side last: with 10 columns against 128 rows, the
     # transposed product takes a third of the time.
-    last = tall.shape[1] > len(wide)
+    last = columns > height
     products = torch.bmm(left, right) if last else torch.bmm(right.mT, left.mT).mT
     total = products.sum(dim=0, dtype=torch.float64)
-    return total if end == len(tall) else total + wide[:, end:] @ tall[end:]
+    return total if end == rows else total + wide[:, end:] @ tall[end:]
 
 
 def gram(S: Tensor) -> Tensor:

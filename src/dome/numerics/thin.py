@@ -92,7 +92,7 @@ class Kept:
     has_past: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Thin:
     """K directions of a weight matrix (n, m), each of rank r.
 
@@ -120,7 +120,7 @@ class Thin:
         """K."""
         return self.P.shape[0]
 
-    @property
+    @cached_property
     def _sides(self) -> tuple[Tensor, Tensor]:
         """P as (K r, n) and Q as (K r, m)."""
         return self.P.flatten(0, 1), self.Q.flatten(0, 1)
@@ -240,7 +240,7 @@ class Thin:
         n, m = self.P.shape[2], self.Q.shape[2]
         # At least one: of a short weight a worker may hold no row.
         num = max(n, 1) if m >= LONG_ROW else 1
-        pieces = rows.view(len(rows), num, n * m // num).transpose(0, 1)
+        pieces = rows.view(rows.shape[0], num, n * m // num).transpose(0, 1)
         weights = weights.T.expand(num, -1, -1)
         return torch.bmm(weights, pieces) if Y is None else Y.baddbmm_(weights, pieces)
 

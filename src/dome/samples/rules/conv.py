@@ -207,18 +207,18 @@ def _weight_gradient(
     if sink is None or kept:
         return geometry.backward(delta, x, weight, [False, True, False])[1]
     unfold = _cheaper_unfolded(delta, x, weight, geometry)
-    is_small = len(x) * weight.numel() <= _NUMBERS_KEPT
+    is_small = x.shape[0] * weight.numel() <= _NUMBERS_KEPT
     if sink.keeps_products and whole and is_small and not unfold:
         rows = _grouped(delta, x, weight.shape, geometry)
         sink.put(site.axis.fold(rows))
         return rows.sum(0)
     room = sink.room(delta.dtype) if whole else None
-    rows = delta.new_empty((len(x), *weight.shape)) if room is None else room
+    rows = delta.new_empty((x.shape[0], *weight.shape)) if room is None else room
     write = _write_unfolded if unfold else _write_grouped
-    places = prod(delta.shape[2:]) if unfold else len(weight)
+    places = prod(delta.shape[2:]) if unfold else weight.shape[0]
     size = prod(weight.shape[1:]) * places
     total = None
-    for part in chunks(len(x), size, _AT_ONCE, _NUMBERS_AT_ONCE[unfold]):
+    for part in chunks(x.shape[0], size, _AT_ONCE, _NUMBERS_AT_ONCE[unfold]):
         some_rows = rows[part]
         write(some_rows, delta[part], x[part], geometry)
         some = some_rows.sum(0)
@@ -251,7 +251,7 @@ def _cheaper_unfolded(
     if geometry.groups > 1 or geometry.transposed:
         return False
     point, places = prod(weight.shape[2:]) == 1, prod(delta.shape[2:])
-    return point or x.shape[1] < _FEW_CHANNELS or 2 * places <= len(weight)
+    return point or x.shape[1] < _FEW_CHANNELS or 2 * places <= weight.shape[0]
 
 
 def _write_grouped(out: Tensor, delta: Tensor, x: Tensor, geometry: Geometry) -> None:
@@ -263,7 +263,7 @@ def _grouped(
     delta: Tensor, x: Tensor, shape: Sequence[int], geometry: Geometry
 ) -> Tensor:
     """The same as a tensor of its own."""
-    num = len(x)
+    num = x.shape[0]
     joined_delta = delta.reshape(1, -1, *delta.shape[2:])
     joined_x = x.reshape(1, -1, *x.shape[2:])
     # Only the shape of the weight is read.
@@ -284,5 +284,5 @@ def _write_unfolded(out: Tensor, delta: Tensor, x: Tensor, geometry: Geometry) -
     windows = x.as_strided(
         (*x.shape[:2], *kernel, *places), (*x.stride()[:2], *taps, *jumps)
     )
-    columns = windows.reshape(len(x), -1, places.numel())
+    columns = windows.reshape(x.shape[0], -1, places.numel())
     product(delta.flatten(2), columns.mT, out.flatten(2))

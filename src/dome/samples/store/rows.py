@@ -241,10 +241,7 @@ class Rows:
         self._doubts = []
 
     def _new_group(self, batch: int, task: int) -> AnyGroup:
-        like = self.layout.parameters[0]
-        dtype = like.dtype
-        for p in self.layout.parameters:
-            dtype = torch.promote_types(dtype, p.dtype)
+        like, dtype = self.layout.parameters[0], self.layout.coarse_dtype
         if self._choose is None:
             return Group(self._buffer(batch, dtype, like), batch, task)
         choose, spare = self._choose, self._spare_rows

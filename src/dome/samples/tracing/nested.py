@@ -10,6 +10,8 @@ from torch import Tensor
 Value = Any
 
 _CONTAINERS = (dict, tuple, list)
+# What most arguments are that are no tensors: asked for first, a call is seen sooner.
+_PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
 def tensors(value: Value) -> list[Tensor]:
@@ -21,7 +23,7 @@ def tensors(value: Value) -> list[Tensor]:
         for part in value.values() if isinstance(value, dict) else value:
             if isinstance(part, Tensor):
                 found.append(part)
-            elif isinstance(part, _CONTAINERS):
+            elif type(part) not in _PLAIN and isinstance(part, _CONTAINERS):
                 found += tensors(part)
     return found
 
