@@ -39,7 +39,14 @@ compute_run = train.compute_run
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Training loss, fraction and accuracy by epoch, a row a batch size."""
-    groups = _groups(rows)
+    return draw_batches(
+        rows, drawing.scale_note(rows, fig01.PAPER, varied=["batch_size"])
+    )
+
+
+def draw_batches(rows: Sequence[Row], note: str) -> Figure:
+    """The same, with what is to be said of the settings."""
+    groups = by_batch_size(rows)
     figure, grid = drawing.canvas(len(groups), 3, drawing.PAGE, 0.5 + 1.7 * len(groups))
     for axes, (name, group) in zip(grid, groups.items(), strict=True):
         draw_panels(axes, group, SCORE)
@@ -47,24 +54,20 @@ def draw(rows: Sequence[Row]) -> Figure:
     for column in zip(*grid, strict=True):
         drawing.same_height(column)
     drawing.add_title(figure, rows, grid[0][0])
-    drawing.add_note(
-        figure,
-        drawing.statistics_note(rows),
-        drawing.scale_note(rows, fig01.PAPER, varied=["batch_size"]),
-    )
+    drawing.add_note(figure, drawing.statistics_note(rows), note)
     return figure
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
     """Convergence, and whether the fraction follows the loss, at every batch size."""
-    groups = {f"{name}: ": group for name, group in _groups(rows).items()}
+    groups = {f"{name}: ": group for name, group in by_batch_size(rows).items()}
     return [
         *judge_convergence("fig10", groups, SCORE),
         *judge_fraction("fig10", groups),
     ]
 
 
-def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def by_batch_size(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """The rows of each batch size by its name."""
     sizes = distinct(rows, "batch_size")
     return {f"B = {size:,g}": select(rows, batch_size=size) for size in sizes}

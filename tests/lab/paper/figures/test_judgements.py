@@ -421,6 +421,26 @@ def test_each_learning_rate_has_its_own_verdict():
     }
 
 
+def test_shorter_steps_are_judged_by_what_long_ones_were():
+    falling = np.linspace(0.9, 0.4, 10)
+    plain = replace(RUN, epochs=10, removes="nothing")
+
+    def rows(higher):
+        filtered = replace(plain, removes="span")
+        return [
+            *seeds(plain, fraction=falling),
+            *seeds(filtered, fraction=falling + higher),
+        ]
+
+    found = {"fraction follows loss": HOLDS, "fraction higher in filtered runs": HOLDS}
+    assert verdicts("ext14", rows(0.05)) == found
+    found["fraction higher in filtered runs"] = FAILS
+    assert verdicts("ext14", rows(-0.05)) == found
+    long, short = load_figure("fig10").SCALES["cpu"], load_figure("ext14").SCALES["cpu"]
+    assert short.run == replace(long.run, lr=long.run.lr / 10)
+    assert set(short.epochs) < set(long.epochs)
+
+
 def test_a_lead_that_shrinks_to_nothing_is_told_from_one_that_stays():
     def rows(lead):
         filtered = replace(RUN, epochs=8)
