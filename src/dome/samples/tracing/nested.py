@@ -21,9 +21,11 @@ def tensors(value: Value) -> list[Tensor]:
     found: list[Tensor] = []
     if isinstance(value, _CONTAINERS):
         for part in value.values() if isinstance(value, dict) else value:
+            if type(part) in _PLAIN:
+                continue
             if isinstance(part, Tensor):
                 found.append(part)
-            elif type(part) not in _PLAIN and isinstance(part, _CONTAINERS):
+            elif isinstance(part, _CONTAINERS):
                 found += tensors(part)
     return found
 
