@@ -127,7 +127,7 @@ def test_a_reentrant_checkpoint_has_no_frame(monkeypatch):
 
 
 def test_vectors_are_made_and_cut_the_same_without_torchs_own(monkeypatch):
-    tensors = [torch.arange(6.0).view(2, 3), torch.ones(2)]
+    tensors = [torch.arange(6.0).view(2, 3), torch.ones(0, 4), torch.ones(2)]
     vector = torch_private.flattened(tensors)
     pieces = torch_private.unflattened(vector, tensors)
     monkeypatch.delattr(torch._utils, "_flatten_dense_tensors")
@@ -135,6 +135,7 @@ def test_vectors_are_made_and_cut_the_same_without_torchs_own(monkeypatch):
     assert torch.equal(torch_private.flattened(tensors), vector)
     again = torch_private.unflattened(vector, tensors)
     assert all(map(torch.equal, pieces, again))
+    assert [p.shape for p in pieces] == [t.shape for t in tensors]
     assert all(p.data_ptr() == q.data_ptr() for p, q in zip(pieces, again, strict=True))
 
 

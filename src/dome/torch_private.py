@@ -205,7 +205,10 @@ def unflattened(vector: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         parts = vector.split([t.numel() for t in tensors])
         return [p.view(t.shape) for p, t in zip(parts, tensors, strict=True)]
     pieces: Sequence[Tensor] = unflatten(vector, tensors)
-    return pieces
+    if all(pieces[i].shape == t.shape for i, t in enumerate(tensors)):
+        return pieces
+    # Of a tensor without numbers torch leaves out the other dimensions.
+    return [p.view(t.shape) for p, t in zip(pieces, tensors, strict=True)]
 
 
 def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -229,15 +232,15 @@ def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return [torch.linalg.vector_norm(tensor) for tensor in tensors]
 
 
-def subtract_each_(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Subtract the second of each pair from the first: one call, where torch has it."""
+def subtract_each_(targets: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+    """Subtract each from its target: one call for all, where torch has it."""
     # 2.6 to 2.15, and what torch's own optimizers are written with.
     many = getattr(torch, "_foreach_sub_", None)
-    if many is not None and pairs:
-        many([first for first, _ in pairs], [second for _, second in pairs])
+    if many is not None:
+        many(list(targets), list(others))
         return
-    for first, second in pairs:
-        first.sub_(second)
+    for target, other in zip(targets, others, strict=True):
+        target.sub_(other)
 
 
 def raising_if_differentiated(

@@ -32,7 +32,7 @@ from dome.numerics.thin import (
     used_up,
 )
 from dome.numerics.together import IsTrue, looked_up
-from dome.torch_private import flattened, subtract_each_
+from dome.torch_private import flattened, subtract_each_, unflattened
 
 # Squared share that one of r columns must have of its own to be a direction.
 FLOOR = {torch.float32: 1e-9, torch.float64: 1e-18}
@@ -309,11 +309,7 @@ class Directions:
         """Uᵀ g of a gradient, parameter by parameter, float64, shape (K,)."""
         dots = [t.dot(grads[s]) for s, t in self.thin.items() if s in grads]
         if self.shapes.plain:
-            plain = [
-                grads[s] if s in grads else self.plain.new_zeros(shape)
-                for s, shape in self.shapes.plain.items()
-            ]
-            dots.append(self.plain @ flattened(plain))
+            dots.append(self.plain @ flattened(self._plain_of(grads)))
         (whole,) = self.shapes.total(torch.stack(dots).double().sum(0))
         return whole
 
@@ -324,34 +320,34 @@ class Directions:
         for s, thin in self.thin.items():
             if s in grads:
                 thin.remove_(grads[s], wide)
-        parts = (c @ self.plain).split(self._plain_sizes)
-        pairs = [
-            (grads[s], part.view_as(grads[s]))
-            for s, part in zip(self.shapes.plain, parts, strict=True)
-            if s in grads
-        ]
-        subtract_each_(pairs)
+        if self.shapes.plain:
+            plain = self._plain_of(grads)
+            subtract_each_(plain, unflattened(c @ self.plain, plain))
 
     def written_out(self) -> Tensor:
         """U after all, shape (D, K)."""
         parts = {s: thin.written_out().T for s, thin in self.thin.items()}
-        plain = self.plain.T.split(self._plain_sizes)
+        sizes = [shape.numel() for shape in self.shapes.plain.values()]
+        plain = self.plain.T.split(sizes)
         parts |= dict(zip(self.shapes.plain, plain, strict=True))
         return torch.cat([parts[start] for start in sorted(parts)])
 
-    @property
-    def _plain_sizes(self) -> list[int]:
-        return [shape.numel() for shape in self.shapes.plain.values()]
+    def _plain_of(self, grads: Mapping[int, Tensor]) -> list[Tensor]:
+        """Gradients of the plain parameters; zeros for those that have none."""
+        return [
+            grads[s] if s in grads else self.plain.new_zeros(shape)
+            for s, shape in self.shapes.plain.items()
+        ]
 
     def _rows(self, batch: FactorBatch) -> Tensor:
         """Samples of the plain parameters, shape (B, n')."""
-        B = len(batch)
+        B, dtype = len(batch), self.dtype
         parts = []
         for start, shape in self.shapes.plain.items():
             uses = batch.of(start)
             only = uses[0].grads if len(uses) == 1 else None
             if isinstance(only, Tensor) and only.shape[0] == B:
-                parts.append(only if only.dtype == self.dtype else only.to(self.dtype))
+                parts.append(only if only.dtype == dtype else only.to(dtype))
                 continue
             rows = self.plain.new_zeros(B, shape.numel())
             for use in uses:

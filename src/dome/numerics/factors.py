@@ -7,7 +7,7 @@ an image. Shapes: weight (n, m), B samples, T positions.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from math import prod
 
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from dome.numerics.sides import OneHot, Side
-from dome.torch_private import versions_of
 
 
 @dataclass(slots=True, eq=False)  # never changed: a frozen one takes twice as long
@@ -29,10 +28,6 @@ class Product:
 
     left: Side
     right: Side
-    _versions: list[int] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._versions = versions_of(self._tensors)
 
     def __len__(self) -> int:
         return self.right.num_samples
@@ -50,12 +45,12 @@ class Product:
     @property
     def num_numbers(self) -> int:
         """How many numbers are held, where rows would be B n m."""
-        return sum(t.numel() for t in self._tensors)
+        return sum(t.numel() for t in self.tensors)
 
     @property
-    def is_unchanged(self) -> bool:
-        """Whether nobody wrote to the tensors that are held."""
-        return versions_of(self._tensors) == self._versions
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is held."""
+        return (*self.left.tensors, *self.right.tensors)
 
     def rows(self, room: Tensor | None = None) -> Tensor:
         """G, multiplied out after all, shape (B, n, m); in ``room`` if that is given.
@@ -79,10 +74,6 @@ class Product:
     def squares(self) -> Tensor:
         """Σ_bt ‖l[b, t]‖² ‖r[b, t]‖²: what rounding in ``total`` is measured by."""
         return (self.left.squares() * self.right.squares()).sum()
-
-    @property
-    def _tensors(self) -> tuple[Tensor, ...]:
-        return (*self.left.tensors, *self.right.tensors)
 
 
 @dataclass(slots=True, eq=False)  # never changed, as a product

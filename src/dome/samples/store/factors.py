@@ -17,7 +17,7 @@ from dome.numerics.factors import FactorBatch, Product, Use
 from dome.numerics.thin import SMALL_WEIGHT, can_be_thin
 from dome.parameters import Slot
 from dome.samples.store.wanted import Pass
-from dome.torch_private import version_of
+from dome.torch_private import version_of, versions_of
 
 # Whether samples of a parameter of this shape are kept as this product.
 Choose = Callable[[Sequence[int], Product], bool]
@@ -73,7 +73,8 @@ class FactorGroup:
         self._dtype, self._device, self._choose = dtype, device, choose
         self._spare = spare
         self._rows: dict[int, _Kept] = {}
-        self._products: dict[int, list[Product]] = {}
+        # Each with how often its tensors were written to when it was taken.
+        self._products: dict[int, list[tuple[Product, list[int]]]] = {}
         self._coarse: dict[int, torch.dtype] = {}
 
     def room(self, slot: Slot, dtype: torch.dtype, zero: bool) -> Tensor | None:
@@ -96,7 +97,8 @@ class FactorGroup:
         """Take samples as a product, if that is chosen; else rows are to be made."""
         if not self._choose(slot.shape, product):
             return False
-        self._products.setdefault(slot.start, []).append(product)
+        held = product, versions_of(product.tensors)
+        self._products.setdefault(slot.start, []).append(held)
         self._note(slot, product.dtype)
         return True
 
@@ -121,7 +123,7 @@ class FactorGroup:
             totals.append(found.rows.sum(0, dtype=kind))
             wide = torch.promote_types(found.rows.dtype, kind)
             squares += torch.linalg.vector_norm(found.rows, dtype=wide).square()
-        for product in self._products.get(slot.start, ()):
+        for product, _ in self._products.get(slot.start, ()):
             some = product.total().reshape(slot.shape).to(kind)
             totals = [totals[0].add_(some) if totals else some]
             squares += product.squares()
@@ -138,19 +140,21 @@ class FactorGroup:
             rows = other._rows.get(slot.start)
             if rows is not None:
                 self.add(slot, rows.rows, other.dtype_of(slot))
-            for product in other._products.get(slot.start, ()):
-                self._products.setdefault(slot.start, []).append(product)
+            for held in other._products.get(slot.start, ()):
+                self._products.setdefault(slot.start, []).append(held)
                 self._note(slot, other.dtype_of(slot))
 
     def uses(self, slot: Slot, samples: slice) -> list[Use]:
         """What adds up to a parameter's samples; an error if it was written to."""
         found: list[Use] = []
-        for product in self._products.get(slot.start, ()):
-            _check_unchanged(slot, product)
+        for product, versions in self._products.get(slot.start, ()):
+            if versions_of(product.tensors) != versions:
+                raise _written_to(slot)
             found.append(Use(samples, product))
         rows = self._rows.get(slot.start)
         if rows is not None:
-            _check_unchanged(slot, rows)
+            if not rows.is_unchanged:
+                raise _written_to(slot)
             found.append(Use(samples, rows.rows.flatten(1)))
         return found
 
@@ -180,14 +184,13 @@ class _Kept:
         return self.buffer is not None or version_of(self.rows) == self.version
 
 
-def _check_unchanged(slot: Slot, held: "Product | _Kept") -> None:
-    if not held.is_unchanged:
-        raise RuntimeError(
-            f"the inputs of {slot.name!r}, or its output gradients, were written to in "
-            f"place between backward() and the step, where direction_rank and stream "
-            f"need them: give the model a new tensor instead of writing the next batch "
-            f"into the old one"
-        )
+def _written_to(slot: Slot) -> RuntimeError:
+    return RuntimeError(
+        f"the inputs of {slot.name!r}, or its output gradients, were written to in "
+        f"place between backward() and the step, where direction_rank and stream need "
+        f"them: give the model a new tensor instead of writing the next batch into the "
+        f"old one"
+    )
 
 
 def batch_of(groups: Sequence[FactorGroup], slots: Sequence[Slot]) -> FactorBatch:
