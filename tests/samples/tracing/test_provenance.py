@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from dome.parameters import Layout
 from dome.samples import PerSample
+from dome.samples.tracing import trace
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -40,6 +41,34 @@ def test_hidden_state_carried_from_batch_to_batch():
 
     model.forward = both
     assert_close(rows, per_sample_loop(model, [torch.stack([x, y], 1)]))
+
+
+def test_batches_that_stay_alive_are_looked_through_seldom(monkeypatch):
+    looked, look = [], trace._alive
+
+    def alive(known):
+        found = look(known)
+        looked.append((len(known), len(found)))
+        return found
+
+    monkeypatch.setattr(trace, "FEW_LEFT", 4)
+    monkeypatch.setattr(trace, "_alive", alive)
+    model, batches = nn.Linear(3, 2), list(torch.randn(200, 5, 3).unbind())
+    source = PerSample(model, Layout(model))
+
+    def train():
+        for x in batches:
+            backward(model, x)
+            source.take()
+
+    train()
+    # Each time as many again have come: fewer than three looks at each in all.
+    assert 0 < sum(before for before, _ in looked) < 3 * len(batches)
+    batches[:] = torch.randn(400, 5, 3).unbind()
+    looked.clear()
+    train()
+    source.detach()
+    assert looked[0][1] <= looked[0][0] - 150  # most of the old ones are forgotten
 
 
 def test_a_model_that_calls_itself_is_watched_once():

@@ -24,6 +24,11 @@ from dome.samples.tracing.origins import Batched, Call, Derived, Origin, Place
 from dome.samples.tracing.step import Step, operations
 from dome.torch_private import base_of
 
+# Tensors that passes have left behind, below which nobody looks for those that died.
+FEW_LEFT = 1000
+
+_Known = dict[int, tuple[weakref.ref[Tensor], Origin | None]]
+
 
 @cache
 def writes(func: Callable[..., Value]) -> bool:
@@ -66,7 +71,10 @@ class Trace:
         self._wanted: Wanted | None = None
         self._tracked: dict[int, nn.Parameter] = {}
         self._parameters: dict[int, Derived] = {}
-        self._known: dict[int, tuple[weakref.ref[Tensor], Origin | None]] = {}
+        self._known: _Known = {}
+        # What earlier passes left behind, and how much of it to look through next.
+        self._left: _Known = {}
+        self._most_left = FEW_LEFT
 
     def begin(self, inputs: Inputs, wanted: Wanted) -> None:
         """Start a forward pass with these inputs, for those who want its samples."""
@@ -83,12 +91,17 @@ class Trace:
         """Forget the tensors that a forward pass did not leave behind."""
         # One that it did leave (a carried hidden state) stays batched; statistics of
         # the batch that it left in a buffer are constants of the next pass.
-        self._known = {
-            key: known
-            for key, known in self._known.items()
-            if (t := known[0]()) is not None
-            and (t.requires_grad or _has_place(known[1]))
-        }
+        for key, known in self._known.items():
+            t = known[0]()
+            if t is not None and (t.requires_grad or _has_place(known[1])):
+                self._left[key] = known
+            else:
+                self._left.pop(key, None)
+        self._known = {}
+        # Seldom: who keeps all batches in a list would look at all of them each time.
+        if len(self._left) > self._most_left:
+            self._left = _alive(self._left)
+            self._most_left = max(FEW_LEFT, 2 * len(self._left))
         self.spaces, self.by_number = {}, ()
 
     def snapshot(self) -> "Trace":
@@ -97,17 +110,14 @@ class Trace:
         Tensors are held as weakly as here: what computes again must hold those it
         starts from. What is in doubt was asked the first time.
         """
-        alive = {
-            key: known for key, known in self._known.items() if known[0]() is not None
-        }
-        self._known = alive
+        self._known = _alive(self._known)
         twin = copy.copy(self)
-        twin._known, twin.questions, twin.again = dict(alive), Questions(), True
+        twin._known, twin.questions, twin.again = dict(self._known), Questions(), True
         return twin
 
     def origin(self, t: Tensor) -> Origin | None:
         """Where a tensor comes from, None for a constant."""
-        found = self._known.get(id(t))
+        found = self._known.get(id(t)) or self._left.get(id(t))
         if found is not None and found[0]() is t:
             return found[1]
         if not t.requires_grad:
@@ -276,8 +286,12 @@ class Trace:
         return origin.sources if isinstance(origin, Derived) else ()
 
     def _is_known(self, t: Tensor) -> bool:
-        found = self._known.get(id(t))
+        found = self._known.get(id(t)) or self._left.get(id(t))
         return found is not None and found[0]() is t
+
+
+def _alive(known: _Known) -> _Known:
+    return {key: entry for key, entry in known.items() if entry[0]() is not None}
 
 
 def _has_place(origin: Origin | None) -> bool:
