@@ -106,6 +106,12 @@ def test_a_gradient_of_another_length_is_refused(rng):
         compressor(torch.randn(60, generator=rng))
 
 
+@pytest.mark.parametrize("wrong", [TopK, 100, None])
+def test_what_is_no_compressor_is_refused_by_name(wrong):
+    with pytest.raises(TypeError, match=r"around a compressor.*TopK\(rate=100\)"):
+        ErrorFeedback(wrong)
+
+
 def test_feedback_around_feedback_is_refused():
     with pytest.raises(ValueError, match="has error feedback already"):
         ErrorFeedback(ErrorFeedback(SignSGD()))

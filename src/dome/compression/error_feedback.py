@@ -40,6 +40,11 @@ class ErrorFeedback:
     is_unbiased = False
 
     def __init__(self, compressor: Compressor) -> None:
+        if isinstance(compressor, type) or not hasattr(compressor, "encode"):
+            raise TypeError(
+                f"error feedback is around a compressor, as in ErrorFeedback("
+                f"TopK(rate=100)), got {compressor!r}"
+            )
         if isinstance(compressor, ErrorFeedback):
             raise ValueError("the compressor has error feedback already")
         self.compressor = compressor
