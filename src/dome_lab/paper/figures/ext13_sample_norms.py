@@ -1,8 +1,7 @@
 """Whether the spread of the samples' norms hides the spectrum that the paper sees.
 
-Beyond fig05 and fig08, whose spectra fall ever faster: a few samples have gradients
-that are many thousand times as long as those of most, so that the first directions are
-theirs. Here the same gradients are scaled to norm 1 each. If their norms are the
+Beyond fig05 and fig08, whose spectra fall ever faster: some samples have gradients
+more than a thousand times as long as others, so that the first directions are theirs. Here the same gradients are scaled to norm 1 each. If their norms are the
 reason, the cliff at C is higher then and the bulk flatter.
 
 And whether the axes are: with the index on a linear one a power law looks as if it had
@@ -123,6 +122,8 @@ def draw(rows: Sequence[Row]) -> Figure:
                 values = np.stack([v / v[0] for v in by_seed.values()])
                 draw_spectrum(axes, values, NUM_CLASSES, colour, f"norms {norms}")
             axes.set_xscale(scale)
+            if scale == "linear":
+                axes.set_xlim(0, values.shape[1])
             drawing.label(axes, "index", "eigenvalue against the first", name)
         line[0].legend(loc="lower left", fontsize=drawing.NOTE)
     drawing.add_note(
