@@ -148,13 +148,11 @@ class FactorGroup:
         """What adds up to a parameter's samples; an error if it was written to."""
         found: list[Use] = []
         for product, versions in self._products.get(slot.start, ()):
-            if versions_of(product.tensors) != versions:
-                raise _written_to(slot)
+            _check_unchanged(slot, versions_of(product.tensors) == versions)
             found.append(Use(samples, product))
         rows = self._rows.get(slot.start)
         if rows is not None:
-            if not rows.is_unchanged:
-                raise _written_to(slot)
+            _check_unchanged(slot, rows.is_unchanged)
             found.append(Use(samples, rows.rows.flatten(1)))
         return found
 
@@ -184,13 +182,14 @@ class _Kept:
         return self.buffer is not None or version_of(self.rows) == self.version
 
 
-def _written_to(slot: Slot) -> RuntimeError:
-    return RuntimeError(
-        f"the inputs of {slot.name!r}, or its output gradients, were written to in "
-        f"place between backward() and the step, where direction_rank and stream need "
-        f"them: give the model a new tensor instead of writing the next batch into the "
-        f"old one"
-    )
+def _check_unchanged(slot: Slot, is_unchanged: bool) -> None:
+    if not is_unchanged:
+        raise RuntimeError(
+            f"the inputs of {slot.name!r}, or its output gradients, were written to in "
+            f"place between backward() and the step, where direction_rank and stream "
+            f"need them: give the model a new tensor instead of writing the next batch "
+            f"into the old one"
+        )
 
 
 def batch_of(groups: Sequence[FactorGroup], slots: Sequence[Slot]) -> FactorBatch:

@@ -1,8 +1,9 @@
 """Whether the spread of the samples' norms hides the spectrum that the paper sees.
 
-Beyond fig05 and fig08, whose spectra fall ever faster: some samples have gradients
-more than a thousand times as long as others, so that the first directions are theirs. Here the same gradients are scaled to norm 1 each. If their norms are the
-reason, the cliff at C is higher then and the bulk flatter.
+Beyond fig05 and fig08, whose spectra fall ever faster: some samples have gradients more
+than a thousand times as long as others, so that the first directions are theirs. Here
+the same gradients are scaled to norm 1 each. If their norms are the reason, the cliff
+at C is higher then and the bulk flatter.
 
 And whether the axes are: with the index on a linear one a power law looks as if it had
 a flat bulk. The paper does not say what its axes are.
