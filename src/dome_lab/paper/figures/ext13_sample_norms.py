@@ -127,10 +127,12 @@ def draw(rows: Sequence[Row]) -> Figure:
                 axes.set_xlim(0, values.shape[1])
             drawing.label(axes, "index", "eigenvalue against the first", name)
         line[0].legend(loc="lower left", fontsize=drawing.NOTE)
+    num_seeds = [len(mine[GIVEN]) for mine in found.values()]
     drawing.add_note(
         figure,
         "The same spectra with a logarithmic (left) and a linear index (right). "
-        "Geometric mean; thin: each seed.",
+        f"Mean of {' and '.join(map(str, num_seeds))} seeds (geometric); thin: each "
+        "seed.",
         drawing.extension_note(rows),
     )
     return figure

@@ -441,6 +441,18 @@ def test_shorter_steps_are_judged_by_what_long_ones_were():
     assert set(short.epochs) < set(long.epochs)
 
 
+def test_more_steps_are_judged_by_what_few_were():
+    long, short = load_figure("ext15").SCALES["cpu"], load_figure("ext14").SCALES["cpu"]
+    assert long.run.lr == short.run.lr
+    epochs = dict(short.epochs)
+    assert long.run.epochs * 64 == epochs[64] * long.run.batch_size  # as many steps
+    run = replace(RUN, epochs=10, removes="nothing", batch_size=256)
+    falling = np.linspace(0.9, 0.4, 10)
+    name = "B = 256: fraction follows loss"
+    assert verdicts("ext15", seeds(run, fraction=falling)) == {name: HOLDS}
+    assert verdicts("ext15", seeds(run, fraction=falling[::-1])) == {name: FAILS}
+
+
 def test_a_lead_that_shrinks_to_nothing_is_told_from_one_that_stays():
     def rows(lead):
         filtered = replace(RUN, epochs=8)
