@@ -62,8 +62,9 @@ def test_batches_that_stay_alive_are_looked_through_seldom(monkeypatch):
             source.take()
 
     train()
-    # Each time as many again have come: fewer than three looks at each in all.
-    assert 0 < sum(before for before, _ in looked) < 3 * len(batches)
+    # Each time as many again have come, results that died since among them. After every
+    # pass it would be half of the square of 200.
+    assert 0 < sum(before for before, _ in looked) < 10 * len(batches)
     batches[:] = torch.randn(400, 5, 3).unbind()
     looked.clear()
     train()
