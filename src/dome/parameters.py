@@ -94,10 +94,10 @@ class Layout:
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the flat gradient, at least float32."""
-        return torch.promote_types(torch.float32, self.coarse_dtype)
+        return torch.promote_types(torch.float32, self.common_dtype)
 
     @property
-    def coarse_dtype(self) -> torch.dtype:
+    def common_dtype(self) -> torch.dtype:
         """The precision that holds all parameters as they are."""
         return reduce(torch.promote_types, {p.dtype for p in self.parameters})
 

@@ -188,7 +188,21 @@ def judge_convergence(
 
 def judge_fraction(figure: str, groups: dict[str, list[Row]]) -> list[Claim]:
     """Whether the fraction follows the training loss, and how large it is."""
-    everywhere = " at every batch size" if len(groups) > 1 else ""
+    return [
+        *judge_course(figure, groups),
+        claim(
+            figure,
+            "most of the norm is removed",
+            f"Less than {MOST} of the batch gradient's norm is kept, mean over "
+            f"epochs{_everywhere(groups)}.",
+            [_kept(prefix, rows) for prefix, rows in groups.items()],
+        ),
+    ]
+
+
+def judge_course(figure: str, groups: dict[str, list[Row]]) -> list[Claim]:
+    """Whether the fraction follows the loss, and is higher in filtered runs."""
+    everywhere = _everywhere(groups)
     return [
         claim(
             figure,
@@ -204,14 +218,11 @@ def judge_fraction(figure: str, groups: dict[str, list[Row]]) -> list[Claim]:
             f"above that of unfiltered ones{everywhere}.",
             [_higher(prefix, rows) for prefix, rows in groups.items()],
         ),
-        claim(
-            figure,
-            "most of the norm is removed",
-            f"Less than {MOST} of the batch gradient's norm is kept, mean over "
-            f"epochs{everywhere}.",
-            [_kept(prefix, rows) for prefix, rows in groups.items()],
-        ),
     ]
+
+
+def _everywhere(groups: dict[str, list[Row]]) -> str:
+    return " at every batch size" if len(groups) > 1 else ""
 
 
 def judge_similar_end(figure: str, rows: Sequence[Row], score: str) -> Claim:

@@ -241,7 +241,7 @@ class Rows:
         self._doubts = []
 
     def _new_group(self, batch: int, task: int) -> AnyGroup:
-        like, dtype = self.layout.parameters[0], self.layout.coarse_dtype
+        like, dtype = self.layout.parameters[0], self.layout.common_dtype
         if self._choose is None:
             return Group(self._buffer(batch, dtype, like), batch, task)
         choose, spare = self._choose, self._spare_rows

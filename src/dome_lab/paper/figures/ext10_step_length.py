@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from matplotlib.figure import Figure
 
 from dome_lab.paper import train
-from dome_lab.paper.claims import Claim, claim
+from dome_lab.paper.claims import Claim
 from dome_lab.paper.figures import fig01_cifar10_dynamics as fig01
 from dome_lab.paper.figures import fig02_tinyimagenet_dynamics as fig02
-from dome_lab.paper.following import FOLLOWS, follows
+from dome_lab.paper.following import judge_groups
 from dome_lab.paper.following_panels import draw_following
 from dome_lab.paper.names import subset_name
 from dome_lab.paper.rows import Row
@@ -74,16 +74,9 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
     """Whether the fraction follows the loss, at each learning rate."""
-    return [
-        claim(
-            "ext10",
-            f"{name}: fraction follows loss",
-            "Along the unfiltered run with torch's momentum, Spearman's ρ over epochs "
-            f"of fraction and training loss is above {FOLLOWS}.",
-            [follows("", mine)],
-        )
-        for name, mine in _groups(rows).items()
-    ]
+    return judge_groups(
+        "ext10", _groups(rows), "the unfiltered run with torch's momentum"
+    )
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:

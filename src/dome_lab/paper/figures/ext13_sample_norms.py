@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch.nn.functional import normalize
 
 from dome.diagnostics import covariance_eigenvalues
 from dome_lab.paper import drawing
@@ -46,6 +46,7 @@ from dome_lab.paper.statistics import Array
 
 NUM_CLASSES = fig05.NUM_CLASSES
 GIVEN, UNIT = "as they are", "all 1"  # the samples' norms
+LEAST = torch.finfo(torch.float64).tiny
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ def compute_run(run: Run) -> Iterator[Row]:
     found = {
         GIVEN: covariance_eigenvalues(grads),
         # A gradient that is 0 in float64, too, has no direction and stays 0.
-        UNIT: covariance_eigenvalues(grads.div_(_not_zero(norms)[:, None])),
+        UNIT: covariance_eigenvalues(normalize(grads, eps=LEAST, out=grads)),
     }
     seconds = (time.perf_counter() - started) / len(found)
     for name, eigenvalues in found.items():
@@ -105,10 +106,6 @@ def compute_run(run: Run) -> Iterator[Row]:
             ],
             seconds=seconds,
         )
-
-
-def _not_zero(norms: Tensor) -> Tensor:
-    return torch.where(norms > 0, norms, torch.ones_like(norms))
 
 
 def draw(rows: Sequence[Row]) -> Figure:

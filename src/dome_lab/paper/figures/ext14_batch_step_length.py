@@ -15,14 +15,12 @@ from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim
-from dome_lab.paper.dynamics import judge_fraction
+from dome_lab.paper.dynamics import judge_course
 from dome_lab.paper.figures import fig09_batch_size_accuracy as fig09
 from dome_lab.paper.figures import fig10_batch_size_dynamics as fig10
 from dome_lab.paper.figures.ext10_step_length import SHORTER
 from dome_lab.paper.figures.fig09_batch_size_accuracy import Config
 from dome_lab.paper.rows import Row
-
-FOLLOWING = 2  # of the claims on the fraction: the third is of the norm that is kept
 
 
 def _shorter(config: Config, num_seeds: int, *batch_sizes: int) -> Config:
@@ -53,4 +51,4 @@ def draw(rows: Sequence[Row]) -> Figure:
 def judge(rows: Sequence[Row]) -> list[Claim]:
     """Whether the fraction follows the loss and is higher in filtered runs."""
     groups = {f"{name}: ": mine for name, mine in fig10.by_batch_size(rows).items()}
-    return judge_fraction("ext14", groups)[:FOLLOWING]
+    return judge_course("ext14", groups)

@@ -14,10 +14,10 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from dome_lab.paper import train
-from dome_lab.paper.claims import Claim, claim
+from dome_lab.paper.claims import Claim
 from dome_lab.paper.figures import ext14_batch_step_length as ext14
 from dome_lab.paper.figures import fig10_batch_size_dynamics as fig10
-from dome_lab.paper.following import FOLLOWS, follows
+from dome_lab.paper.following import judge_groups
 from dome_lab.paper.following_panels import draw_following
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Repeated, Run
@@ -56,13 +56,4 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
     """Whether the fraction follows the loss."""
-    return [
-        claim(
-            "ext15",
-            f"{name}: fraction follows loss",
-            "Along the unfiltered run, Spearman's ρ over epochs of fraction and "
-            f"training loss is above {FOLLOWS}.",
-            [follows("", mine)],
-        )
-        for name, mine in fig10.by_batch_size(rows).items()
-    ]
+    return judge_groups("ext15", fig10.by_batch_size(rows))
