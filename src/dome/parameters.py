@@ -45,7 +45,8 @@ class Layout:
     """Names, order and blocks of the parameters whose gradients are filtered.
 
     Args:
-        model: Its trainable parameters are taken, shared ones once.
+        model: Its trainable parameters are taken, shared ones once; those that hold no
+            number, as of ``nn.Linear(8, 0)``, have no gradient to filter.
         kind: "global" or "layerwise".
         only: Take just the parameters that are also among these (an optimizer's).
     """
@@ -63,6 +64,7 @@ class Layout:
             (name, p)
             for name, p in model.named_parameters()
             if p.requires_grad and (allowed is None or id(p) in allowed)
+            if has_numbers(p)
         ]
         if not named:
             where = "model" if only is None else "model that the optimizer also holds"
@@ -70,7 +72,7 @@ class Layout:
                 f"no trainable parameter in the {where}: nothing to filter"
             )
         for name, p in named:
-            if isinstance(p, nn.parameter.UninitializedParameter):
+            if is_lazy(p):
                 raise ValueError(
                     f"parameter {name!r} has no shape yet: run one batch through the "
                     f"lazy modules first"
@@ -159,6 +161,16 @@ class Layout:
             targets = [p.grad for p in self.parameters if p.grad is not None]
             # One call for all: a call a parameter costs more than what it copies.
             copy_all_(targets, list(compress(pieces, there)))
+
+
+def is_lazy(p: Tensor) -> bool:
+    """Whether a parameter has no shape before the first batch."""
+    return isinstance(p, nn.parameter.UninitializedParameter)
+
+
+def has_numbers(p: Tensor) -> bool:
+    """Whether a parameter holds, or will hold, any number."""
+    return is_lazy(p) or p.numel() > 0
 
 
 def selected(

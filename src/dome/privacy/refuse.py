@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dome.parameters import Layout
+from dome.parameters import Layout, has_numbers
 from dome.privacy.errors import PrivacyError
 from dome.samples.sources.opacus import carries_grad_sample
 from dome.torch_private import AnyBatchNorm, AnyInstanceNorm
@@ -91,6 +91,7 @@ def check_parameters(optimizer: Optimizer, layout: Layout, model: nn.Module) -> 
     """Refuse a parameter that would be trained without noise."""
     tracked = {id(p) for p in layout.parameters}
     held = [p for group in optimizer.param_groups for p in group["params"]]
+    held = [p for p in held if has_numbers(p)]
     if any(p.requires_grad and id(p) not in tracked for p in held):
         raise PrivacyError(
             "the optimizer trains a parameter that is not the model's, or was added or "
@@ -98,7 +99,7 @@ def check_parameters(optimizer: Optimizer, layout: Layout, model: nn.Module) -> 
             "or attach again"
         )
     for name, p in model.named_parameters():
-        if p.requires_grad and id(p) not in tracked:
+        if p.requires_grad and id(p) not in tracked and has_numbers(p):
             raise PrivacyError(
                 f"parameter {name!r} can be trained, but not by this optimizer: its "
                 f"gradient would have no noise. Give it to the optimizer or freeze it"

@@ -70,10 +70,11 @@ class Axis:
 
     def samples_first(self, x: Tensor) -> Tensor:
         """All entries of x but those of its last dimension, by sample: (B, T, last)."""
+        # Not -1: of a layer without inputs, x has no entries to tell it from.
+        shape = (self.batch, prod(x.shape[:-1]) // self.batch, x.shape[-1])
         if self.dim == 0 and x.shape[0] == self.batch * self.inner:
-            return x.reshape(self.batch, -1, x.shape[-1])
-        x = self.split(x).movedim(self.dim + 1, 0)
-        return x.reshape(self.batch, -1, x.shape[-1])
+            return x.reshape(shape)
+        return self.split(x).movedim(self.dim + 1, 0).reshape(shape)
 
     def fold(self, rows: Tensor) -> Tensor:
         """Sum rows (outer·B·inner, ...) to samples (B, ...)."""
