@@ -123,17 +123,16 @@ class Layout:
 
         That is, of another precision, device or layout than the flat gradient.
         """
-        grads = {
-            slot.start: p.grad
-            for p, slot in zip(self.parameters, self.slots, strict=True)
-            if p.grad is not None
-        }
-        dtype = self.dtype
-        plain = all(
-            g.dtype == dtype and g.device == self.device and not g.is_sparse
-            for g in grads.values()
-        )
-        return grads if grads and plain else None
+        grads: dict[int, Tensor] = {}
+        dtype, device = self.dtype, self.device
+        for p, slot in zip(self.parameters, self.slots, strict=True):
+            g = p.grad
+            if g is None:
+                continue
+            if g.dtype != dtype or g.device != device or g.is_sparse:
+                return None
+            grads[slot.start] = g
+        return grads or None
 
     def shapes(self, block: Block) -> list[torch.Size]:
         """The shapes of the parameters in a block, in order."""

@@ -310,16 +310,16 @@ class Directions:
         dots = [t.dot(grads[s]) for s, t in self.thin.items() if s in grads]
         if self.shapes.plain:
             dots.append(self.plain @ flattened(self._plain_of(grads)))
-        (whole,) = self.shapes.total(torch.stack(dots).double().sum(0))
+        (whole,) = self.shapes.total(torch.stack(dots).sum(0, dtype=torch.float64))
         return whole
 
     def remove_(self, grads: Mapping[int, Tensor], c: Tensor) -> None:
         """Subtract U c from a gradient, parameter by parameter."""
         c = c.to(self.dtype)
-        wide = c.repeat_interleave(self.shapes.rank)[:, None]
+        each = c.view(-1, 1, 1)
         for s, thin in self.thin.items():
             if s in grads:
-                thin.remove_(grads[s], wide)
+                thin.remove_(grads[s], each)
         if self.shapes.plain:
             plain = self._plain_of(grads)
             subtract_each_(plain, unflattened(c @ self.plain, plain))
@@ -345,16 +345,11 @@ class Directions:
         parts = []
         for start, shape in self.shapes.plain.items():
             uses = batch.of(start)
-            only = uses[0].grads if len(uses) == 1 else None
-            if isinstance(only, Tensor) and only.shape[0] == B:
-                parts.append(only if only.dtype == dtype else only.to(dtype))
-                continue
-            rows = self.plain.new_zeros(B, shape.numel())
-            for use in uses:
-                grads = use.grads
-                grads = grads.rows() if isinstance(grads, Product) else grads
-                rows[use.samples] += grads.flatten(1)
-            parts.append(rows)
+            if uses:
+                rows = batch.rows_of(start)
+                parts.append(rows if rows.dtype == dtype else rows.to(dtype))
+            else:
+                parts.append(self.plain.new_zeros(B, shape.numel()))
         return torch.cat(parts, 1) if parts else self.plain.new_zeros(B, 0)
 
 

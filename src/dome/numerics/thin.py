@@ -220,13 +220,13 @@ class Thin:
         P, Q = self._sides
         return (Q @ gradient.flatten(1).T).mul_(P).view(self.num, -1).sum(1)
 
-    def remove_(self, gradient: Tensor, wide: Tensor) -> None:
-        """Subtract Σ_j c_j P_j Q_jᵀ from a gradient, of c each r times (K r, 1)."""
-        P, Q = self._sides
+    def remove_(self, gradient: Tensor, c: Tensor) -> None:
+        """Subtract Σ_j c_j P_j Q_jᵀ from a gradient, of c (K, 1, 1)."""
+        P, Q = (self.P * c).flatten(0, 1).T, self._sides[1]
         if gradient.is_contiguous():
-            gradient.flatten(1).addmm_((P * wide).T, Q, alpha=-1)
+            gradient.flatten(1).addmm_(P, Q, alpha=-1)
         else:
-            gradient.sub_(((P * wide).T @ Q).view_as(gradient))
+            gradient.sub_((P @ Q).view_as(gradient))
 
     def written_out(self) -> Tensor:
         """Shape (K, n m)."""

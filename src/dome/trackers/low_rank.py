@@ -273,14 +273,16 @@ class LowRankPower:
 
     def _note(self, U: Directions, T: Tensor, new: Turned) -> None:
         """Remember how far the subspace turned; norms of samples are not known."""
-        rank = self._rank()
+        arbitrary = self._arbitrary
 
         def update() -> Update:
             squares = (T.T @ U.gram(new.U) @ new.T).square().sum(1)
             cosines = squares.sum() / (squares > 0).sum().clamp(min=1)
             unknown = torch.full_like(squares[:1], torch.nan)
             drift = (1 - cosines).clamp(min=0.0).sqrt()
-            return Update(unknown, unknown, drift, effective_rank=rank)
+            return Update(
+                unknown, unknown, drift, effective_rank=_owed_to_samples(arbitrary)
+            )
 
         # Small directions wait for somebody to ask, until the next update: not where
         # all workers would have to ask.
@@ -298,11 +300,6 @@ class LowRankPower:
     def _is_alone(self) -> bool:
         """Whether all rows of the directions are held here."""
         return self._shapes.total is alone
-
-    def _rank(self) -> Tensor:
-        """How many directions are owed to samples and not to chance, a scalar."""
-        K = len(self._norms)
-        return K - self._arbitrary.trace().clamp(0.0, K)
 
     @property
     def last_update(self) -> Update | None:
@@ -325,7 +322,7 @@ class LowRankPower:
     @property
     def effective_rank(self) -> float:
         """How many of the tracked directions are owed to samples and not to chance."""
-        return float(self._rank())
+        return float(_owed_to_samples(self._arbitrary))
 
     @property
     def num_skipped(self) -> int:
@@ -419,3 +416,13 @@ class LowRankPower:
             state["leading"] = self._leading
             state["leading_eigenvalues"] = self._eigenvalues
         return state | self._intake.state_dict()
+
+
+def _owed_to_samples(arbitrary: Tensor) -> Tensor:
+    """How many directions are owed to samples and not to chance, a scalar.
+
+    Args:
+        arbitrary: NᵀN, see ``LowRankPower``, shape (K, K).
+    """
+    K = len(arbitrary)
+    return K - arbitrary.trace().clamp(0.0, K)
