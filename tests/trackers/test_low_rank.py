@@ -14,7 +14,8 @@ from streams import decaying_stream, low_rank_stream
 from dome.numerics import directions
 from dome.numerics.angles import largest_angle
 from dome.numerics.factors import FactorBatch, Product, Use
-from dome.numerics.sides import Maps, OneHot, Patches, Vectors
+from dome.numerics.image_sides import Maps, Patches
+from dome.numerics.sides import OneHot, Vectors
 from dome.trackers.low_rank import LowRankPower
 
 SHAPES = [torch.Size(s) for s in ((8, 6), (7,), (6, 3, 2, 2), (9, 5), (3, 4), (4,))]

@@ -19,7 +19,6 @@ against 6 B T n m of a forward and backward pass; K r (n + m) numbers are stored
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -28,7 +27,8 @@ from torch import Tensor
 from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.directions import Directions, Products, Shapes
 from dome.numerics.factors import FactorBatch
-from dome.numerics.orthonormal import DEPENDENT, inverse_cholesky, sweep, upper_factor
+from dome.numerics.independence import Independent, independent
+from dome.numerics.orthonormal import upper_factor
 from dome.numerics.shard import Shard, Total, alone
 from dome.numerics.together import Ask, Assumed, IsTrue, Steps, looked_up, together
 from dome.trackers.intake import Intake
@@ -41,26 +41,6 @@ FLOOR = {torch.float32: 1e-10, torch.float64: 1e-13}
 ROUNDING = 16
 SMALL = 1 << 22  # numbers that may be held twice for the sake of a question
 PATIENCE = 16  # updates without an assumption after one that was wrong
-ATTEMPTS = 8  # to find random directions that do not depend on others
-
-
-@dataclass(frozen=True, slots=True)
-class Turned:
-    """What an update makes of U.
-
-    Attributes:
-        U: The new directions.
-        N: Their Gram matrix, shape (K, K).
-        T: What makes them orthonormal, shape (K, K).
-        is_finite: Whether the combination of samples was.
-        fresh: Mask of those that are random, shape (K,); None if none is.
-    """
-
-    U: Directions
-    N: Tensor
-    T: Tensor
-    is_finite: bool = True
-    fresh: Tensor | None = None
 
 
 class Sought(NamedTuple):
@@ -126,7 +106,7 @@ class LowRankPower:
         self._seed, self._total = draw_seed(generator), total
         K = self._intake.num_columns
         eye = torch.eye(K, dtype=torch.float64, device=device)
-        start = self._independent(self._random(0))
+        start = independent(self._random(), self._random)
         self._U, self._T, self._N = start.U, start.T, start.N
         self._norms = torch.ones(K, dtype=torch.float64, device=device)
         # NᵀN where U T = (data) + A N, of arbitrary directions A.
@@ -186,7 +166,7 @@ class LowRankPower:
 
     def _turned(
         self, grads: FactorBatch, seen: Products, sought: Sought, is_true: IsTrue
-    ) -> tuple[Turned, Tensor, Tensor]:
+    ) -> tuple[Independent, Tensor, Tensor]:
         """The cut of Y Z for Z = R⁻¹, where R is that of the QR of (U T)ᵀ Y; R and Z.
 
         Args:
@@ -201,7 +181,7 @@ class LowRankPower:
         C, M = self._T @ (s[:, None] * Z), V @ Z
         seed = self._seed + self._intake.num_updates
         cut = self._U.cut(grads, seen, C, M, seed, self._total, is_true)
-        return self._independent(cut, is_true), R, Z
+        return independent(cut, self._random, is_true), R, Z
 
     def _num_samples(self, batch: FactorBatch) -> int:
         """B, over all workers."""
@@ -224,31 +204,7 @@ class LowRankPower:
         constant = VV.trace() <= small**2 * B * m.square().sum()
         return V, VV, finite, constant
 
-    def _independent(self, U: Directions, is_true: IsTrue = looked_up) -> Turned:
-        """Directions, with random ones where they are zero or depend on others."""
-        N = U.gram(U)
-        T, own = inverse_cholesky(N)
-        is_finite = is_true(N.sum().isfinite())
-        if is_finite and not is_true(own.min() > DEPENDENT):
-            return self._filled(U, N)
-        # As it comes out of a file: products round in an order that strides decide.
-        return Turned(U, N, T.contiguous(), is_finite)
-
-    def _filled(self, U: Directions, N: Tensor) -> Turned:
-        fresh = N.diagonal() <= 0
-        T, missing = sweep(N, fresh)
-        for attempt in range(ATTEMPTS):
-            fresh = fresh | missing
-            noise = self._random(self._intake.num_updates, attempt)
-            U = U.replaced(missing, noise)
-            N = U.gram(U)
-            # Behind the others, which keep the span that they had, in order.
-            T, missing = sweep(N, fresh)
-            if not missing.any():
-                break
-        return Turned(U, N, T.contiguous(), fresh=fresh)
-
-    def _take(self, new: Turned, R: Tensor, Z: Tensor, s: Tensor) -> None:
+    def _take(self, new: Independent, R: Tensor, Z: Tensor, s: Tensor) -> None:
         """Go on from new directions: λ, what is arbitrary, what is removed."""
         P = s[:, None] * Z  # new U = old U T P + of samples
         if new.fresh is not None:
@@ -271,7 +227,7 @@ class LowRankPower:
         self._note(self._U, self._T, new)
         self._U, self._T, self._N, self._is_turned = new.U, new.T, new.N, True
 
-    def _note(self, U: Directions, T: Tensor, new: Turned) -> None:
+    def _note(self, U: Directions, T: Tensor, new: Independent) -> None:
         """Remember how far the subspace turned; norms of samples are not known."""
         arbitrary = self._arbitrary
 
@@ -289,9 +245,9 @@ class LowRankPower:
         waits = self.num_stored < SMALL and self._is_alone
         self._newest = update if waits else update()
 
-    def _random(self, num_updates: int, attempt: int = 0) -> Directions:
+    def _random(self, attempt: int = 0) -> Directions:
         """Random directions; the same for the same update, so that a run resumes."""
-        seed = self._seed + num_updates + (attempt << 40)
+        seed = self._seed + self._intake.num_updates + (attempt << 40)
         random = torch.Generator(self._device).manual_seed(seed)
         K = self._intake.num_columns
         return Directions.random(self._shapes, K, random, self._dtype)

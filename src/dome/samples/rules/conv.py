@@ -14,7 +14,7 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
-from dome.numerics.sides import Maps, Patches
+from dome.numerics.image_sides import Maps, Patches
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import chunks, product
 from dome.samples.store.sink import Site
