@@ -28,7 +28,7 @@ def load_model(name: str) -> nn.Module:
     if ":" in name:
         return _made(name)
     if name not in BUILT_IN:
-        hint = _nearest(name, BUILT_IN)
+        hint = _nearest(name, BUILT_IN) or "."
         raise UserError(
             f"no model {name!r}{hint} There are {', '.join(BUILT_IN)}; a model of your "
             "own is package.module:factory"

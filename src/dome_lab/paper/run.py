@@ -237,7 +237,7 @@ def check_name(what: str, name: str | None, known: Sequence[str | None]) -> None
     if name not in known:
         names = [one for one in known if one is not None]
         near = get_close_matches(str(name), names, n=1)
-        hint = f", did you mean {near[0]!r}?" if near else ""
+        hint = f", did you mean {near[0]!r}?" if near else "."
         raise ValueError(f"no {what} {name!r}{hint} There are: {', '.join(names)}")
 
 

@@ -66,5 +66,5 @@ def test_values_no_run_can_have_are_refused(changes, message):
 
 
 def test_a_name_like_no_other_gets_the_list_alone():
-    with pytest.raises(ValueError, match=r"^no task 'zzz' There are: digits, mnist$"):
+    with pytest.raises(ValueError, match=r"^no task 'zzz'\. There are: digits, mnist$"):
         check_name("task", "zzz", ["digits", "mnist"])
