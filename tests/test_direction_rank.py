@@ -323,6 +323,27 @@ def test_micro_batches_and_own_samples_are_rows(rng):
         assert grad_filter.trackers["all"].num_updates == 2
 
 
+@pytest.mark.parametrize("kinds", [("float32", "float64"), ("float64", "float32")])
+def test_a_model_may_be_converted_to_another_precision(kinds, rng):
+    before, after = (getattr(torch, kind) for kind in kinds)
+    model = nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 5)).to(before)
+    grad_filter = dome.GradientFilter(model, 2, direction_rank=2)
+    for kind in (before, before, after, after):
+        model.to(kind).zero_grad()
+        x = torch.randn(6, 9, generator=rng, dtype=torch.float64)
+        model(x.to(kind)).square().mean().backward()
+        given = torch.cat([p.grad.flatten() for p in model.parameters()])
+        grad_filter.step()
+    (tracker,) = grad_filter.trackers.values()
+    U = tracker.basis.double()
+    filtered = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert tracker.num_updates == 4
+    assert (filtered.dtype, tracker.basis.dtype) == (after, before)
+    # Whichever of the two is float32 decides how many digits are right.
+    expected = given.double() - U @ (U.T @ given.double())
+    torch.testing.assert_close(filtered.double(), expected, rtol=0, atol=1e-6)
+
+
 def test_what_comes_behind_the_filter_gets_the_filtered_gradient(rng, monkeypatch):
     seen = []
     model, optimizer, grad_filter, _ = made(

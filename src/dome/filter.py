@@ -64,6 +64,8 @@ class GradientFilter(Hooked):
         self._newcomers = None
         if only is None or patterns:
             self._newcomers = Newcomers(model, model.parameters(), patterns)
+        # Of the bases: the model may be converted to another later.
+        self._dtype = self._layout.dtype
         self._tracker = make_tracker(self._layout, self._options)
         self._source = self._options.source_for(model, self._layout, self._turn)
         self._num_steps = 0
@@ -200,7 +202,7 @@ class GradientFilter(Hooked):
     def _filter(self, strength: float) -> None:
         """Algorithm 1, line 9, and what comes behind the filter, into ``.grad``."""
         if self._options.direction_rank is not None and not self._options.stages:
-            grads = self._layout.dense_grads()
+            grads = self._layout.dense_grads(self._dtype)
             if grads is not None:
                 self._norms = remove_(self._tracker, grads, strength)
                 return

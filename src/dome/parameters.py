@@ -118,13 +118,14 @@ class Layout:
         # Of a single tensor it is a view.
         return flat.clone() if len(grads) == 1 else flat
 
-    def dense_grads(self) -> dict[int, Tensor] | None:
-        """What is in ``.grad``, by first column; None if it is no part of ``gather``.
+    def dense_grads(self, dtype: torch.dtype) -> dict[int, Tensor] | None:
+        """What is in ``.grad``, by first column; None where it must be gathered.
 
-        That is, of another precision, device or layout than the flat gradient.
+        That is, of another precision than asked for, or another device or layout than
+        the flat gradient.
         """
         grads: dict[int, Tensor] = {}
-        dtype, device = self.dtype, self.device
+        device = self.device
         for p, slot in zip(self.parameters, self.slots, strict=True):
             g = p.grad
             if g is None:
