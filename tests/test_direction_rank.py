@@ -344,6 +344,38 @@ def test_a_model_may_be_converted_to_another_precision(kinds, rng):
     torch.testing.assert_close(filtered.double(), expected, rtol=0, atol=1e-6)
 
 
+class Numbers(nn.Module):
+    """Parameters that are a single number, a vector and a matrix."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature = nn.Parameter(torch.tensor(0.5))
+        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, 9))
+        self.head = nn.Linear(9, 5)
+
+    def forward(self, x):
+        return self.temperature * self.head(x * self.gain)
+
+
+@pytest.mark.parametrize("options", [{"direction_rank": 5}, {"stream": True}])
+def test_a_single_number_is_a_parameter_as_any_other(options, rng):
+    ends = []
+    for chosen in ({}, options):
+        torch.manual_seed(0)
+        model = Numbers().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        dome.attach(model, optimizer, 3, **chosen)
+        given = torch.Generator().manual_seed(1)
+        for _ in range(4):
+            x = torch.randn(8, 9, generator=given, dtype=torch.float64)
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), torch.arange(8) % 5).backward()
+            optimizer.step()
+        ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    # As many directions as the matrix has: Algorithm 2, cut nowhere.
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-9)
+
+
 def test_what_comes_behind_the_filter_gets_the_filtered_gradient(rng, monkeypatch):
     seen = []
     model, optimizer, grad_filter, _ = made(

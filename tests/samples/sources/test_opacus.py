@@ -54,3 +54,14 @@ def test_opacus_hooks_rest_while_unarmed(grad_sample):
     model.zero_grad()
     model(torch.randn(5, 3)).mean().backward()
     assert len(source.take()) == 5
+
+
+def test_a_parameter_may_be_a_single_number():
+    model = nn.Linear(3, 1)
+    model.temperature = nn.Parameter(torch.tensor(1.0))
+    for p in model.parameters():
+        p.grad_sample = torch.randn(5, *p.shape)
+        p.grad = p.grad_sample.sum(0)
+    given = [p.grad_sample.reshape(5, -1) for p in model.parameters()]
+    rows = OpacusSamples(model, Layout(model)).take()
+    assert_close(rows, torch.cat(given, dim=1))

@@ -335,3 +335,11 @@ def test_what_is_missing_is_found_at_any_scale(scale):
     (sum_loss(model(words)) * scale).backward()
     with pytest.raises(RuntimeError, match=r"'table.weight' miss a part"):
         source.take()
+
+
+@pytest.mark.parametrize("scale", [1e-32, 1e-28, 1e15])
+def test_what_is_complete_is_no_error_at_any_scale(scale):
+    model = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 3)).float()
+    source = PerSample(model, Layout(model))
+    (sum_loss(model(torch.randn(8, 10, dtype=torch.float32))) * scale).backward()
+    assert len(source.take()) == 8

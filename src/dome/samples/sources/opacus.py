@@ -72,7 +72,8 @@ class OpacusSamples:
         rows = like.new_zeros((sum(sizes), self._layout.dim), requires_grad=False)
         for batches, slot in zip(captured, self._layout.slots, strict=True):
             if batches:
-                rows[:, slot.start : slot.stop] = torch.cat(batches).flatten(1)
+                columns = rows[:, slot.start : slot.stop]
+                columns.copy_(torch.cat(batches).view_as(columns))
         return self._unscaled(rows, sizes)
 
     def discard(self) -> None:

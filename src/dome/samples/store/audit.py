@@ -59,34 +59,29 @@ def products(
             their length.
     """
     kind = torch.promote_types(p.dtype, torch.float32)
-    r, w = grad.detach().to(kind), p.detach().to(kind)
-    of_grad = _squares(r, kind)
-    of_rows = torch.zeros_like(of_grad)
+    g, w = grad.detach().to(kind), p.detach().to(kind)
+    r, of_rows = g, torch.zeros((), dtype=_wide(p.device), device=p.device)
     for total, length in parts:
         r = r - total
         of_rows = of_rows + length.to(of_rows.dtype).square()
-    pieces = zip(r.flatten().split(PIECE), w.flatten().split(PIECE), strict=True)
+    pieces = zip(*(t.flatten().split(PIECE) for t in (r, w, g)), strict=True)
     sums = torch.stack([_sums(*piece) for piece in pieces]).sum(0)
-    return torch.cat([sums, torch.stack([of_grad, of_rows])])
+    return torch.cat([sums, of_rows[None]])
 
 
-def _sums(r: Tensor, w: Tensor) -> Tensor:
-    """Products of r, w and the signs of w, shape (6,)."""
-    # In float32 the remainder of a fit would keep half of its digits.
-    r, w = r.to(_wide(r.device)), w.to(_wide(w.device))
+def _sums(r: Tensor, w: Tensor, g: Tensor) -> Tensor:
+    """Products of r, w and the signs of w, and |g|², shape (7,)."""
+    # In float32 the remainder of a fit would keep half of its digits, and the squares
+    # of small numbers would be zero.
+    r, w, g = (t.to(_wide(t.device)) for t in (r, w, g))
     s = w.sign()
-    pairs = ((r, r), (r, w), (r, s), (w, w), (w, s), (s, s))
+    pairs = ((r, r), (r, w), (r, s), (w, w), (w, s), (s, s), (g, g))
     return torch.stack([(a * b).sum() for a, b in pairs])
 
 
 def _wide(device: torch.device) -> torch.dtype:
     """The widest type of a device."""
     return torch.float32 if device.type == "mps" else torch.float64
-
-
-def _squares(x: Tensor, kind: torch.dtype) -> Tensor:
-    """|x|², where the squares of small numbers in float32 would be zero."""
-    return torch.linalg.vector_norm(x, dtype=kind).to(_wide(x.device)).square()
 
 
 @dataclass(frozen=True, slots=True)

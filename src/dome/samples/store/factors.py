@@ -153,7 +153,8 @@ class FactorGroup:
         rows = self._rows.get(slot.start)
         if rows is not None:
             _check_unchanged(slot, rows.is_unchanged)
-            found.append(Use(samples, rows.rows.flatten(1)))
+            size = slot.stop - slot.start  # flatten(1) knows no single number
+            found.append(Use(samples, rows.rows.reshape(-1, size)))
         return found
 
     def buffers(self) -> dict[int, Tensor]:
