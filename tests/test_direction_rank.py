@@ -323,6 +323,22 @@ def test_micro_batches_and_own_samples_are_rows(rng):
         assert grad_filter.trackers["all"].num_updates == 2
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize("basis", [torch.float32, torch.float64])
+def test_directions_may_have_another_precision_than_the_model(kind, basis, rng):
+    model = nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 5)).to(kind)
+    grad_filter = dome.GradientFilter(model, 2, direction_rank=2, basis_dtype=basis)
+    x = torch.randn(6, 9, generator=rng, dtype=kind)
+    model(x).square().mean().backward()
+    given = torch.cat([p.grad.flatten() for p in model.parameters()])
+    grad_filter.step()
+    U = grad_filter.trackers["all"].basis
+    filtered = torch.cat([p.grad.flatten() for p in model.parameters()])
+    assert (filtered.dtype, U.dtype) == (kind, basis)
+    expected = given.double() - U.double() @ (U.double().T @ given.double())
+    torch.testing.assert_close(filtered.double(), expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("kinds", [("float32", "float64"), ("float64", "float32")])
 def test_a_model_may_be_converted_to_another_precision(kinds, rng):
     before, after = (getattr(torch, kind) for kind in kinds)

@@ -549,6 +549,11 @@ def test_a_refused_checkpoint_changes_nothing(rng):
     ("options", "message"),
     [
         ({"rank": 0}, "rank must be between 1"),
+        ({"rank": 2.5}, "rank must be a whole number, got 2.5"),
+        ({"rank": None}, "rank must be a whole number, got None"),
+        ({"rank": {"all": True}}, "rank of 'all' must be a whole number"),
+        ({"update_every": 1.5}, "update_every must be a whole number"),
+        ({"direction_rank": "2"}, "direction_rank must be a whole number, got '2'"),
         ({"rank": 196}, "number of parameters 195, got 196"),
         ({"rank": 0, "layout": "layerwise"}, "rank must be at least 1"),
         ({"tracker": "oja"}, r"tracker must be one of \('power', 'svd'\)"),

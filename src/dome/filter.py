@@ -65,7 +65,7 @@ class GradientFilter(Hooked):
         if only is None or patterns:
             self._newcomers = Newcomers(model, model.parameters(), patterns)
         # Of the bases: the model may be converted to another later.
-        self._dtype = self._layout.dtype
+        self._dtype = self._options.basis_dtype or self._layout.dtype
         self._tracker = make_tracker(self._layout, self._options)
         self._source = self._options.source_for(model, self._layout, self._turn)
         self._num_steps = 0

@@ -24,6 +24,7 @@ from dome.samples import (
     source_for,
 )
 from dome.trackers import TRACKERS, Tracker
+from dome.trackers.intake import check_whole
 from dome.trackers.low_rank import LowRankPower
 
 LOSS_REDUCTIONS = ("mean", "sum")
@@ -92,6 +93,7 @@ class FilterOptions:
     scaler: torch.amp.GradScaler | None = None
 
     def __post_init__(self) -> None:
+        self._check_whole()
         if self.update_every < 1:
             raise ValueError(
                 f"update_every must be at least 1, got {self.update_every}"
@@ -118,6 +120,17 @@ class FilterOptions:
                 f"tracker must be one of {tuple(TRACKERS)} or a function (dim, rank) "
                 f"-> tracker, got {self.tracker!r}"
             )
+
+    def _check_whole(self) -> None:
+        if isinstance(self.rank, Mapping):
+            check_whole(**{f"rank of {name!r}": k for name, k in self.rank.items()})
+        else:
+            check_whole(rank=self.rank)
+        for name in ("update_every", "oversample", "warmup"):
+            check_whole(**{name: getattr(self, name)})
+        for name in ("direction_rank", "batch_dim"):
+            if getattr(self, name) is not None:
+                check_whole(**{name: getattr(self, name)})
 
     def _check_direction_rank(self) -> None:
         if self.direction_rank is None:

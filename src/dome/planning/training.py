@@ -26,6 +26,7 @@ from dome.planning.memory import (
 )
 from dome.planning.units import size
 from dome.trackers import StreamingPower
+from dome.trackers.intake import check_whole
 
 # Layout, storage, and whether samples are streamed: that takes nothing but freedom, to
 # accumulate gradients.
@@ -160,6 +161,7 @@ def plan(
         memory: Bytes that the filter may take; what is available now if not given.
     """
     layout = Layout(model)
+    check_whole(rank=rank, batch_size=batch_size, positions=positions)
     if not 1 <= rank <= layout.dim:
         raise ValueError(f"rank must be between 1 and {layout.dim}, got {rank}")
     if batch_size < 1:

@@ -5,6 +5,7 @@ Shapes: G (B, D), one sample per row.
 
 import warnings
 from collections.abc import Mapping
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -12,6 +13,13 @@ from torch import Tensor
 from dome.numerics.shard import Shard
 
 MIN_SAMPLES = 2  # one sample has no centred covariance
+
+
+def check_whole(**values: object) -> None:
+    """Refuse what is no whole number, by its name."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise ValueError(f"{name} must be a whole number, got {value!r}")
 
 
 class Intake:
@@ -33,6 +41,7 @@ class Intake:
         forget: float | None,
         shard: Shard | None,
     ) -> None:
+        check_whole(dim=dim, rank=rank, oversample=oversample)
         if dim < 1:
             raise ValueError(f"dim must be at least 1, got {dim}")
         if not 1 <= rank <= dim:

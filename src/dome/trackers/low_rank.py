@@ -31,7 +31,7 @@ from dome.numerics.independence import Independent, independent
 from dome.numerics.orthonormal import upper_factor
 from dome.numerics.shard import Shard, Total, alone
 from dome.numerics.together import Ask, Assumed, IsTrue, Steps, looked_up, together
-from dome.trackers.intake import Intake
+from dome.trackers.intake import Intake, check_whole
 from dome.trackers.protocol import Update
 from dome.trackers.states import check_small, draw_seed
 
@@ -93,6 +93,7 @@ class LowRankPower:
         total: Total = alone,
         shard: Shard | None = None,
     ) -> None:
+        check_whole(direction_rank=direction_rank)
         if direction_rank < 1:
             raise ValueError(f"direction_rank must be at least 1, got {direction_rank}")
         if dtype not in FLOOR:
