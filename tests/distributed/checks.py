@@ -189,7 +189,12 @@ def more_samples_than_directions_give_the_same_either_way(place):
 
 @check
 def directions_of_low_rank_equal_one_process_with_the_whole_batch(place):
-    for more in ({}, {"layout": "layerwise", "forget": 0.2}, {"update_every": 2}):
+    for more in (
+        {},
+        {"layout": "layerwise", "forget": 0.2},
+        {"update_every": 2},
+        {"direction_rank": 50},  # larger than every weight: none is thin
+    ):
         options = {"direction_rank": 2, "rank": 3} | more
         assert compare_with_one_process(place, 4, **options) < 1e-9
     # Where a weight is not small, samples are products.

@@ -58,6 +58,8 @@ class Workers:
 
     def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
         """Small tensors, added up over workers: the same bits on each."""
+        if not sums:
+            return ()  # such as those of thin weights where none is thin
         flat = torch.cat([part.reshape(-1) for part in sums])
         self.add_up_(flat, "sums")
         parts = flat.split([part.numel() for part in sums])
