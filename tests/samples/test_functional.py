@@ -60,3 +60,11 @@ def test_functional_form_of_a_loss_without_parameters_says_so():
 
     with pytest.raises(RuntimeError, match="does not depend"):
         per_sample_gradients(small(), constant, torch.randn(4, 3), torch.zeros(4))
+
+
+def test_functional_form_of_a_loss_for_each_sample_says_so():
+    def each(z, y):
+        return F.mse_loss(z, y, reduction="none")
+
+    with pytest.raises(ValueError, match=r"one number, got shape \(4, 2\)"):
+        per_sample_gradients(small(), each, torch.randn(4, 3), torch.zeros(4, 2))

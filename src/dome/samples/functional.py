@@ -64,6 +64,11 @@ def sample_shares(model: nn.Module, compute_loss: Callable[[], Tensor]) -> Tenso
         try:
             with torch.enable_grad():
                 loss = compute_loss()
+            if loss.numel() != 1:
+                raise ValueError(
+                    f"the loss must be one number, got shape {tuple(loss.shape)}: add "
+                    'its terms up or average them, as reduction="mean" does'
+                )
             grads = torch.autograd.grad(loss, layout.parameters, allow_unused=True)
             capture.answer()
             G = rows.take(grads)
