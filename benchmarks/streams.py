@@ -1,7 +1,7 @@
 """What ``stream=True`` costs, in time and memory.
 
-    python benchmarks/streams.py [--layout global] [--batch-size 64] [--rank 10]
-        [--rounds 3] [--without-kept]
+    python benchmarks/streams.py [--batch-size 64] [--rank 10] [--rounds 3]
+        [--without-kept]
 
 ResNet-18 on 64x64 images: a plain step, a filtered one whose rows are kept, and one
 with ``stream=True``. Steps take turns, the least time of each counts. The peak of each
@@ -19,18 +19,18 @@ KINDS = ("plain", "kept", "streamed")
 PEAK_STEPS = 2
 
 
-def loop_of(kind: str, layout: str, batch_size: int, rank: int) -> Loop:
+def loop_of(kind: str, batch_size: int, rank: int) -> Loop:
     """A training loop of one of the kinds."""
     loop = Loop("resnet18", batch_size, 2)
     if kind != "plain":
-        options = {"layout": layout, "stream": kind == "streamed"}
+        options = {"layout": "layerwise", "stream": kind == "streamed"}
         dome.attach(loop.model, loop.optimizer, rank, **options)
     return loop
 
 
-def peak_of(kind: str, layout: str, batch_size: int, rank: int) -> int:
+def peak_of(kind: str, batch_size: int, rank: int) -> int:
     """The most bytes of a process that trains so."""
-    loop = loop_of(kind, layout, batch_size, rank)
+    loop = loop_of(kind, batch_size, rank)
     for _ in range(PEAK_STEPS):
         loop.step()
     return peak_memory()
@@ -39,15 +39,14 @@ def peak_of(kind: str, layout: str, batch_size: int, rank: int) -> int:
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--layout", default="global")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--rank", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--without-kept", action="store_true")
     args = parser.parse_args()
-    setting = (args.layout, args.batch_size, args.rank)
+    setting = (args.batch_size, args.rank)
     kinds = [kind for kind in KINDS if kind != "kept" or not args.without_kept]
-    names = ("layout", "batch_size", "rank")
+    names = ("batch_size", "rank")
     peaks = {
         kind: in_fresh_process(
             "streams",

@@ -11,8 +11,7 @@ OPTIONS = {
     "svd": {"tracker": "svd"},
     "layer-wise": {"layout": "layerwise"},
     "low rank": {"direction_rank": 2},
-    "stream": {"stream": True},
-    "stream by layers": {"stream": True, "layout": "layerwise"},
+    "stream": {"stream": True, "layout": "layerwise"},
     "compressed": {"after": PowerSGD},
 }
 

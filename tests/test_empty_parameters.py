@@ -13,8 +13,7 @@ WAYS = {
     "one basis": {},
     "svd": {"tracker": "svd"},
     "layer-wise": {"layout": "layerwise"},
-    "stream": {"stream": True},
-    "layer-wise stream": {"layout": "layerwise", "stream": True},
+    "stream": {"layout": "layerwise", "stream": True},
     "low rank": {"direction_rank": 2},
     "micro-batches": {"samples": "microbatch"},
 }

@@ -205,6 +205,7 @@ def test_samples_of_another_number_in_one_backward_pass_are_refused(rng):
         ({"samples": "microbatch"}, 'needs samples="per_sample"'),
         ({"scaler": torch.amp.GradScaler("cpu")}, "GradScaler can skip the step"),
         ({"direction_rank": 2}, "no rows to stream"),
+        ({"layout": "global"}, 'needs layout="layerwise".* direction_rank=4'),
     ],
 )
 def test_options_that_do_not_go_with_a_stream_are_refused(options, message):

@@ -195,7 +195,7 @@ class GradientFilter(Hooked):
 
     def _take(self, due: bool) -> Tensor | FactorBatch | None:
         """The samples of this step: rows, or what they are products of."""
-        if self._options.takes_factors and gives_factors(self._source):
+        if self._options.direction_rank is not None and gives_factors(self._source):
             return self._source.take_factors(due)
         return self._source.take(due)
 

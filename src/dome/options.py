@@ -16,11 +16,9 @@ from torch import Tensor, nn
 from dome.parameters import LAYOUTS, Layout
 from dome.samples import (
     KINDS,
-    Choose,
     SampleSource,
     Use,
     for_directions,
-    if_smaller,
     source_for,
 )
 from dome.trackers import TRACKERS, Tracker
@@ -60,10 +58,9 @@ class FilterOptions:
         direction_rank: Store every direction, in each weight matrix, as a product of
             two thin matrices of this rank, and take samples as inputs and output
             gradients: for models whose basis (D, K) or rows (B, D) do not fit.
-        stream: Never hold the rows of more than one layer. Layer-wise bases use and
-            drop each layer's samples while backward() goes on: one backward pass a
-            step. A global basis keeps inputs and output gradients until the step, and
-            forms rows from them twice.
+        stream: Use and drop each layer's samples while backward() runs, so that only
+            one layer's rows exist at a time. Needs ``layout="layerwise"`` and takes one
+            backward pass per step.
         batch_dim: Which dimension of the model's input enumerates samples, if not 0.
         allow_mixing: Let parameters meet tensors in which samples were mixed along
             their axis: a sample's row then is its share of the batch loss.
@@ -158,36 +155,21 @@ class FilterOptions:
                 f'stream=True needs samples="per_sample", got {self.samples!r}: '
                 f"micro-batches have no rows to drop, leave stream out"
             )
-        if self._streams_layers and self.scaler is not None:
+        if self.layout != "layerwise":
+            raise ValueError(
+                f'stream=True needs layout="layerwise", got {self.layout!r}: choose '
+                f"it, or leave stream out; for one global basis without rows (B, D), "
+                f"use direction_rank=4"
+            )
+        if self.scaler is not None:
             raise ValueError(
                 "stream=True turns bases before a GradScaler can skip the step: leave "
                 "one of the two out, or use torch.bfloat16, which needs no scaler"
-            )
-        if not self._streams_layers and self.tracker != "power":
-            raise ValueError(
-                f'stream=True needs tracker="power" where layers have no bases of '
-                f"their own, got tracker={self.tracker!r}: choose that, or "
-                f'layout="layerwise"'
             )
         if self.direction_rank is not None:
             raise ValueError(
                 "with direction_rank there are no rows to stream: leave stream out"
             )
-
-    @property
-    def _streams_layers(self) -> bool:
-        """Whether samples are used while backward() goes on."""
-        return self.stream and self.layout == "layerwise"
-
-    @property
-    def takes_factors(self) -> bool:
-        """Whether samples are wanted as what rows are products of."""
-        return self._choose() is not None
-
-    def _choose(self) -> Choose | None:
-        if self.direction_rank is not None:
-            return for_directions(self.direction_rank)
-        return if_smaller if self.stream and not self._streams_layers else None
 
     @classmethod
     def named(cls, owner: str, options: Mapping[str, Any]) -> "FilterOptions":
@@ -238,6 +220,7 @@ class FilterOptions:
         self, model: nn.Module, layout: Layout, use: Use | None = None
     ) -> SampleSource:
         """Where samples of a model's parameters come from; ``use`` for a stream."""
+        rank = self.direction_rank
         return source_for(
             self.samples,
             model,
@@ -245,8 +228,8 @@ class FilterOptions:
             batch_dim=self.batch_dim,
             allow_mixing=self.allow_mixing,
             ignore_penalty=self.ignore_penalty,
-            choose=self._choose(),
-            use=use if self._streams_layers else None,
+            choose=None if rank is None else for_directions(rank),
+            use=use if self.stream else None,
         )
 
     def tracker_for(self, dim: int, rank: int, **where: Any) -> Tracker:  # noqa: ANN401

@@ -28,7 +28,6 @@ STEP = {
     "forgetting": ({"forget": 0.3}, 2),
     "layer-wise": ({"layout": "layerwise"}, 3),
     "layer-wise, other ranks": ({"layout": "layerwise", "rank": {"0": 3, "2": 2}}, 3),
-    "stream": ({"stream": True}, 2),
     "low rank": ({"direction_rank": 2}, 2),
     "layer-wise, low rank": ({"layout": "layerwise", "direction_rank": 2}, 3),
     "a sketch": ({"after": GaussianSketch(4.0)}, 3),

@@ -9,7 +9,6 @@ an image. Shapes: weight (n, m), B samples, T positions.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
-from math import prod
 
 import torch
 from torch import Tensor
@@ -43,27 +42,14 @@ class Product:
         return self.right.tensors[0].dtype
 
     @property
-    def num_numbers(self) -> int:
-        """How many numbers are held, where rows would be B n m."""
-        return sum(t.numel() for t in self.tensors)
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What is held."""
         return (*self.left.tensors, *self.right.tensors)
 
-    def rows(self, room: Tensor | None = None) -> Tensor:
-        """G, multiplied out after all, shape (B, n, m); in ``room`` if that is given.
-
-        Args:
-            room: At least B n m numbers of its type, to be written to.
-        """
+    def rows(self) -> Tensor:
+        """G, multiplied out after all, shape (B, n, m)."""
         right = self.right.written_out()
-        left = self.left.written_out().to(right.dtype).mT
-        if room is None or room.dtype != right.dtype:
-            return left @ right
-        shape = (len(left), left.shape[1], right.shape[2])
-        return torch.bmm(left, right, out=room[: prod(shape)].view(shape))
+        return self.left.written_out().to(right.dtype).mT @ right
 
     def total(self) -> Tensor:
         """Σ_b G[b], shape (n, m)."""
@@ -88,19 +74,11 @@ class Use:
     samples: slice
     grads: Tensor | Product
 
-    def rows(self, room: Tensor | None = None) -> Tensor:
-        """Rows (b, n·m) of these samples; formed in ``room`` if that is given."""
+    def rows(self) -> Tensor:
+        """Rows (b, n·m) of these samples."""
         if isinstance(self.grads, Product):
-            return self.grads.rows(room).flatten(1)
+            return self.grads.rows().flatten(1)
         return self.grads
-
-    @property
-    def num_formed(self) -> int:
-        """How many numbers are to be formed."""
-        if isinstance(self.grads, Product):
-            product = self.grads
-            return len(product) * product.left.size * product.right.size
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +117,10 @@ class FactorBatch:
         """What adds up to the samples of a parameter."""
         return self.uses.get(start, [])
 
-    def rows_of(self, start: int, room: Tensor | None = None) -> Tensor:
-        """The rows (B, n·m) of a parameter that has some, multiplied out.
-
-        Args:
-            start: Its first column.
-            room: Space that may be used for them: see ``room``.
-        """
+    def rows_of(self, start: int) -> Tensor:
+        """The rows (B, n·m) of a parameter that has some, by its first column."""
         uses = self.uses[start]
-        first = uses[0].rows(room if len(uses) == 1 else None)
+        first = uses[0].rows()
         if len(uses) == 1 and len(first) == len(self):
             return first
         dtype = reduce(torch.promote_types, [use.grads.dtype for use in uses])
@@ -155,14 +128,3 @@ class FactorBatch:
         for use in uses:
             rows[use.samples] += use.rows()
         return rows
-
-    def room(self, like: Tensor) -> Tensor:
-        """Space for the rows of any one parameter that are to be formed."""
-        sizes = [use.num_formed for uses in self.uses.values() for use in uses]
-        return like.new_empty(max(sizes, default=0))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The coarsest type that samples were computed in."""
-        kinds = {use.grads.dtype for uses in self.uses.values() for use in uses}
-        return max(kinds, key=lambda kind: torch.finfo(kind).eps)

@@ -55,17 +55,6 @@ class Products:
         """‖H‖²_F, the total variance in the batch times B."""
         return self.squares.sum()
 
-    def plus(self, other: "Products") -> "Products":
-        """The same of samples that have the columns of both, before H Hᵀ V is known."""
-        return Products(
-            V=self.V + other.V,
-            m=self.m + other.m,
-            squares=self.squares + other.squares,
-            Hmu=self.Hmu + other.Hmu,
-            mu2=self.mu2 + other.mu2,
-            VHHV=self.VHHV,
-        )
-
 
 class Combination(NamedTuple):
     """Some columns of Hᵀ V X as wideᵀ small; zero without.
@@ -87,9 +76,7 @@ class Samples(Protocol):
     """A batch of samples as a tracker sees it: rows, or anything that acts like them.
 
     A tracker never looks inside. It asks for products with its basis, decides by small
-    matrices, and adds the combination Hᵀ V X to its basis. Samples that know themselves
-    as factors (a layer's inputs and output gradients) give both a layer at a time, see
-    ``dome.numerics.formed``.
+    matrices, and adds the combination Hᵀ V X to its basis.
     """
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ from dome.samples.protocol import SampleSource
 from dome.samples.sources.microbatch import MicroBatch
 from dome.samples.sources.opacus import OpacusSamples, carries_grad_sample
 from dome.samples.sources.per_sample import PerSample
-from dome.samples.store.factors import Choose, for_directions, if_smaller
+from dome.samples.store.factors import Choose, for_directions
 from dome.samples.store.streamed import Use
 from dome.samples.tracing.refuse import check_one_process
 
@@ -20,7 +20,6 @@ __all__ = [
     "SampleSource",
     "Use",
     "for_directions",
-    "if_smaller",
     "per_sample_gradients",
     "source_for",
 ]
@@ -54,7 +53,7 @@ def source_for(
     if kind not in KINDS:
         raise ValueError(f"samples must be one of {KINDS}, got {kind!r}")
     check_one_process(model)
-    if (use or choose is if_smaller) and carries_grad_sample(model):
+    if use and carries_grad_sample(model):
         raise ValueError(
             "stream=True takes samples from dome's own capture, and this model has "
             "Opacus' grad_sample: leave stream out, or take the model out of Opacus"

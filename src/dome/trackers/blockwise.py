@@ -12,12 +12,11 @@ from torch import Tensor
 from dome import state as states
 from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.factors import FactorBatch
-from dome.numerics.formed import Formed
 from dome.numerics.products import Rows, Samples
 from dome.numerics.together import together
 from dome.parameters import Block
 from dome.trackers.low_rank import LowRankPower
-from dome.trackers.protocol import SteppedTracker, Tracker, is_stepped
+from dome.trackers.protocol import Tracker, is_stepped
 
 
 class Blockwise:
@@ -42,8 +41,7 @@ class Blockwise:
             if isinstance(tracker, LowRankPower):
                 steps.append(tracker.folding(within(grads, columns), scale))
             elif isinstance(grads, FactorBatch):
-                formed = Formed(grads.within(columns), scale)
-                steps.append(of_any_kind(tracker).updating(formed))
+                raise TypeError(f"{type(tracker).__name__} takes rows, not factors")
             elif is_stepped(tracker):
                 steps.append(tracker.updating(Rows(grads[:, columns], scale)))
             else:
@@ -135,13 +133,6 @@ class Blockwise:
         """Give every tracker its state back."""
         for name, tracker in self.by_name.items():
             tracker.load_state_dict(states.below_prefix(_prefix(name), state))
-
-
-def of_any_kind(tracker: Tracker) -> SteppedTracker:
-    """A tracker that takes samples of any kind."""
-    if not is_stepped(tracker) or not tracker.takes_actions:
-        raise TypeError(f"{type(tracker).__name__} takes rows, not factors")
-    return tracker
 
 
 def directions(tracker: Tracker) -> LowRankPower:

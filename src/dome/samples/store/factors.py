@@ -8,7 +8,6 @@ positions of a sample that rows are the faster of the two.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import Tensor
@@ -28,11 +27,6 @@ def for_directions(rank: int) -> Choose:
     return lambda shape, product: (
         can_be_thin(shape, rank) and not as_rows(product, rank)
     )
-
-
-def if_smaller(shape: Sequence[int], product: Product) -> bool:
-    """Products that take less room than the rows that they are formed to in time."""
-    return product.num_numbers < len(product) * prod(shape)
 
 
 def as_rows(product: Product, rank: int) -> bool:
@@ -187,9 +181,9 @@ def _check_unchanged(slot: Slot, is_unchanged: bool) -> None:
     if not is_unchanged:
         raise RuntimeError(
             f"the inputs of {slot.name!r}, or its output gradients, were written to in "
-            f"place between backward() and the step, where direction_rank and stream "
-            f"need them: give the model a new tensor instead of writing the next batch "
-            f"into the old one"
+            f"place between backward() and the step, where direction_rank needs them: "
+            f"give the model a new tensor instead of writing the next batch into the "
+            f"old one"
         )
 
 
