@@ -66,6 +66,7 @@ class Config:
     num_seeds: int = 5
 
 
+_VARIED = ["lr", "epochs", "momentum", "update_every"]
 _SMALL = Grid(rates=(1e-3, 3e-3), seeds=(100,), most_beyond=1)
 _DIGITS = replace(fig03.SCALES["smoke"].run, rate=100)
 SCALES = {
@@ -107,6 +108,16 @@ compute_run = train.compute_run
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Accuracy at the end by rate, and along the way by bytes and by seconds."""
+    return draw_tuned(rows)
+
+
+def judge(rows: Sequence[Row]) -> list[Claim]:
+    """For each case: after as many bytes, after as many seconds, along the way."""
+    return [one for case in cases_of(rows) for one in judge_case("ext04", case)]
+
+
+def draw_tuned(rows: Sequence[Row], note: str = "") -> Figure:
+    """A row of panels for each task and optimizer; the note is a sentence."""
     found = cases_of(rows)
     groups = list(dict.fromkeys(case.group for case in found))
     height = 2.4 * len(groups) + 0.9
@@ -123,17 +134,13 @@ def draw(rows: Sequence[Row]) -> Figure:
         figure,
         drawing.statistics_note(judged, "bars"),
         "Learning rates chosen for each arm on validation samples, by other seeds.",
-        drawing.extension_note(judged, varied=["lr", "epochs", "momentum"]),
+        f"{note} {drawing.extension_note(judged, varied=_VARIED)}".strip(),
     )
     return figure
 
 
-def judge(rows: Sequence[Row]) -> list[Claim]:
-    """For each case: after as many bytes, after as many seconds, along the way."""
-    return [one for case in cases_of(rows) for one in _judge_case(case)]
-
-
-def _judge_case(case: Case) -> list[Claim]:
+def judge_case(figure: str, case: Case) -> list[Claim]:
+    """After as many bytes, after as many seconds, along the way."""
     rates = (
         f"Learning rate {case.rate_of(FILTERED):g} with the filter, "
         f"{case.rate_of(PLAIN):g} without, {case.rate_of(PLAIN, long=True):g} for "
@@ -141,7 +148,7 @@ def _judge_case(case: Case) -> list[Claim]:
     )
     return [
         claim(
-            "ext04",
+            figure,
             f"{case.name}: ahead after as many bytes",
             f"After {case.epochs} epochs, each arm at its own best learning rate, the "
             "filter adds to test accuracy.",
@@ -149,7 +156,7 @@ def _judge_case(case: Case) -> list[Claim]:
             rates,
         ),
         claim(
-            "ext04",
+            figure,
             f"{case.name}: ahead after as many seconds",
             f"When the unfiltered arm trains on for as long as the filtered one takes, "
             f"{case.long_epochs} epochs, the filter still adds to test accuracy.",
@@ -157,7 +164,7 @@ def _judge_case(case: Case) -> list[Claim]:
             rates,
         ),
         claim(
-            "ext04",
+            figure,
             f"{case.name}: ahead along the way",
             "Test accuracy, averaged over the bytes sent and over the seconds taken, "
             "is higher with the filter.",
