@@ -57,7 +57,7 @@ def lookup(trace: Trace, call: Call, x: Tensor, *where: Value, **named: Value) -
     with trace.resume():
         flat = x if x.ndim == _MATRIX else x.reshape(len(x), -1)
         out = F.embedding(torch.remainder(index, len(x)), flat)
-        return out.reshape(*index.shape, *x.shape[1:])
+        return out.reshape(index.shape + x.shape[1:])
 
 
 def embedding_bag(

@@ -25,7 +25,7 @@ def spread_by_number(trace: Trace, t: Tensor, ids: Tensor) -> Tensor:
     if sink is None:
         return t
     ndim = max(t.ndim, ids.ndim)
-    ids = ids.view(*(1,) * (ndim - ids.ndim), *ids.shape)
+    ids = ids.view((1,) * (ndim - ids.ndim) + ids.shape)
     return apply(_Spread, t, sink, ids, trace.batch)
 
 
@@ -33,7 +33,7 @@ class _Spread(Function):
     @staticmethod
     def forward(ctx: Context, t: Tensor, sink: Sink, ids: Tensor, batch: int) -> Tensor:
         ctx.sink, ctx.ids, ctx.batch, ctx.shape = sink, ids, batch, t.shape
-        wide = t.view(*(1,) * (ids.ndim - t.ndim), *t.shape)
+        wide = t.view((1,) * (ids.ndim - t.ndim) + t.shape)
         sizes = zip(wide.shape, ids.shape, strict=True)
         return wide.expand([max(own, rows) for own, rows in sizes])
 

@@ -86,11 +86,22 @@ class CaptureMode(TorchFunctionMode):
                 out = func(*args, **kwargs)
         else:
             out = func(*args, **kwargs)
-        result = args[0] if call.in_place and args else out
-        self.trace.note(call, result)
-        if self.trace.strict:
-            refuse_mix(self.trace, call, result)
+        self._note(call, args[0] if call.in_place and args else out)
         return out
+
+    def _note(self, call: Call, result: Value) -> None:
+        """Remember where the results of an operation hold their samples."""
+        try:
+            self.trace.note(call, result)
+            if self.trace.strict:
+                refuse_mix(self.trace, call, result)
+        except TypeError as error:
+            # Python takes a TypeError of ``a == b`` for "not comparable" and answers
+            # False; of ``a + b`` for "not supported".
+            raise RuntimeError(
+                f"dome cannot follow the samples through {call.func.__name__!r} "
+                f'({error}): use samples="microbatch"'
+            ) from error
 
     def _meet(self, call: Call) -> Value:
         """The result of an operation in which samples meet a weight, by its rule."""

@@ -99,7 +99,11 @@ def _known(func: Callable[..., Value]) -> tuple[int, tuple[str, ...], Value] | N
 
 
 def _of_signature(func: FunctionType) -> tuple[int, tuple[str, ...], Value] | None:
-    for place, p in enumerate(inspect.signature(func).parameters.values()):
+    try:
+        parameters = inspect.signature(func).parameters.values()
+    except ValueError:  # Tensor.__pow__ and its kin are C inside
+        return None
+    for place, p in enumerate(parameters):
         if p.name in ("dim", "axis", "dims"):
             default = None if p.default is inspect.Parameter.empty else p.default
             return place, (p.name,), default

@@ -22,7 +22,7 @@ def met(step: Step) -> Found:
         own = step.ids(t)
         if own is None:
             continue
-        own = own.view(*(1,) * (ndim - own.ndim), *own.shape)
+        own = own.view((1,) * (ndim - own.ndim) + own.shape)
         if ids is None or ids is own:
             ids = own
         elif _broadcast(ids, own):
@@ -58,7 +58,7 @@ def multiplied(step: Step) -> Found:
         if ids is not None:
             ids, several = collapsed(ids, (dim % t.ndim,))
             doubt = either(doubt, several)
-            found.append(ids.view(*(1,) * (step.out.ndim - ids.ndim), *ids.shape))
+            found.append(ids.view((1,) * (step.out.ndim - ids.ndim) + ids.shape))
     if len(found) == 1:
         return found[0], doubt
     ids, clash = merged(*found)

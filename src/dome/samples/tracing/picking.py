@@ -144,7 +144,7 @@ def _from_the_index(step: Step) -> Found:
     ids = step.ids(index)
     if ids is None or _is_mask(index):
         return None, None
-    return ids.view(*ids.shape, *(1,) * (step.out.ndim - ids.ndim)), None
+    return ids.view(ids.shape + (1,) * (step.out.ndim - ids.ndim)), None
 
 
 def looked_up(step: Step) -> Found:
