@@ -6,12 +6,12 @@ from one epoch to the next.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from dome_lab.paper.claims import Claim, Finding, claim, correlated, missing
+from dome_lab.paper.claims import Finding, correlated, missing
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import PLAIN
 from dome_lab.paper.series import curves, number, select, stacked
@@ -58,28 +58,6 @@ def follows(prefix: str, rows: Sequence[Row], part: str = WHOLE) -> Finding:
         numbers=finding.numbers | {f"{name}, {what}": r for what, r in told.items()},
         words=", ".join([finding.words, *words]),
     )
-
-
-def judge_groups(
-    figure: str, groups: Mapping[str, Sequence[Row]], run: str = "the unfiltered run"
-) -> list[Claim]:
-    """Whether the fraction follows the loss in each group, a claim a group.
-
-    Args:
-        figure: Its short name.
-        groups: Rows by what they are called.
-        run: What the claims call the runs.
-    """
-    return [
-        claim(
-            figure,
-            f"{name}: fraction follows loss",
-            f"Along {run}, Spearman's ρ over epochs of fraction and training loss is "
-            f"above {FOLLOWS}.",
-            [follows("", rows)],
-        )
-        for name, rows in groups.items()
-    ]
 
 
 def _mean_of_part(rows: Sequence[Row], part: str) -> float:
