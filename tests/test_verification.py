@@ -33,6 +33,38 @@ def test_the_parameter_that_differs_is_named(rng, monkeypatch):
     assert 'samples="microbatch"' in str(report)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_gradient_that_is_zero_but_for_rounding_is_not_called_wrong(rng, dtype):
+    torch.manual_seed(0)
+    layers = nn.Conv1d(4, 6, 3), nn.GroupNorm(6, 6), nn.Tanh()
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(30, 3)).to(dtype)
+    x = torch.randn(5, 4, 7, generator=rng, dtype=torch.float64).to(dtype)
+    y = torch.arange(5) % 3
+    rows = dome.per_sample_gradients(model, cross_entropy, x, y)
+    bias = rows[:, 72:78]  # the normalisation takes it away again
+    assert 0 < bias.abs().max() < 1e-6 * rows.abs().max()
+    report = dome.verify(model, cross_entropy, x, y)
+    assert report.ok, report
+
+
+class Small(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.large, self.small = nn.Linear(8, 3), nn.Linear(8, 3, bias=False)
+
+    def forward(self, x):
+        return self.large(x) + self.small(1e-5 * x)
+
+
+def test_a_gradient_that_is_small_and_wrong_is_found(rng, monkeypatch):
+    model, ((x, y), *_) = Small().double(), batches(rng, 1)
+    wrong = dome.per_sample_gradients(model, cross_entropy, x, y)
+    wrong[:, 27:] *= 1.001
+    monkeypatch.setattr("dome.verification.per_sample_gradients", lambda *_: wrong)
+    report = dome.verify(model, cross_entropy, x, y)
+    assert [e.name for e in report.wrong] == ["small.weight"]
+
+
 def test_samples_that_see_each_other_are_found(rng):
     class Mixes(nn.Module):
         def __init__(self):
@@ -159,6 +191,20 @@ def test_a_returned_loss_that_samples_do_not_add_up_to_is_found(rng):
 def test_a_model_without_a_loss_is_named(rng):
     with pytest.raises(ValueError, match="dict without a scalar loss"):
         dome.verify(Returns().double(), None, {"words": sentences(rng)["words"]})
+
+
+class Lists(nn.Linear):
+    def forward(self, x):
+        z = super().forward(x)
+        return {"parts": [z[k] for k in range(len(z))], "logits": z}
+
+
+def test_results_that_the_loss_does_not_read_may_be_a_list_of_samples(rng):
+    model, ((x, y), *_) = Lists(8, 3).double(), batches(rng, 1)
+    report = dome.verify(model, lambda out: cross_entropy(out["logits"], y), {"x": x})
+    assert report.ok, report
+    with pytest.raises(ValueError, match=r"result\['parts'\]\[0\] of shape \(3,\) is"):
+        dome.verify(model, lambda out: sum(z.sum() for z in out["parts"]), {"x": x})
 
 
 def test_results_that_hold_no_samples_are_named(rng):

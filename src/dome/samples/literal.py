@@ -3,7 +3,7 @@
 Shapes: rows (B, D), one sample a row.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 
 import torch
@@ -89,17 +89,18 @@ def shares(
         with torch.no_grad():
             found = batch.run(model)
         results = rebuilt(found, _as_leaf)
-        leaves = [t for t in all_tensors(results) if t.requires_grad]
+        leaves = {name: t for name, t in _by_name(results) if t.requires_grad}
         loss = loss_fn(results) if y is None else loss_fn(results, y)
-        deltas = torch.autograd.grad(loss, leaves, allow_unused=True)
+        grads = torch.autograd.grad(loss, tuple(leaves.values()), allow_unused=True)
+        # Only what the loss depends on: a model may return a list of the samples.
+        deltas = {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
         rows = []
         for b in range(batch.num_samples):
-            own = rebuilt(batch.one(b).run(model), lambda t: t)
-            alone = [t for t in all_tensors(own) if t.is_floating_point()]
+            alone = dict(_by_name(batch.one(b).run(model)))
             total = torch.zeros((), device=layout.device)
-            for t, delta in zip(alone, deltas, strict=True):
-                if delta is not None:
-                    total = total + (t * _entry(delta, t, b, batch.num_samples)).sum()
+            for name, delta in deltas.items():
+                own = _entry(name, delta, alone.get(name), b, batch.num_samples)
+                total = total + (alone[name] * own).sum()
             rows.append(_gradient(total, layout))
     return torch.stack(rows)
 
@@ -148,15 +149,32 @@ def _as_leaf(t: Tensor) -> Tensor:
     return t.detach().clone().requires_grad_() if t.is_floating_point() else t
 
 
-def _entry(delta: Tensor, own: Tensor, b: int, batch: int) -> Tensor:
+def _by_name(value: Value, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in nested results, with the keys and places that lead to it."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _by_name(part, f"{name}[{key!r}]")
+    elif isinstance(value, tuple | list):
+        for place, part in enumerate(value):
+            yield from _by_name(part, f"{name}[{place}]")
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _by_name(getattr(value, field.name), f"{name}.{field.name}")
+
+
+def _entry(name: str, delta: Tensor, own: Tensor | None, b: int, batch: int) -> Tensor:
     """The part of δ (.., B, ..) that belongs to the results of sample b alone."""
+    shape = None if own is None else own.shape
     for dim in range(delta.ndim):
-        if delta.shape[dim] == batch and delta.narrow(dim, 0, 1).shape == own.shape:
+        if delta.shape[dim] == batch and delta.narrow(dim, 0, 1).shape == shape:
             return delta.narrow(dim, b, 1)
+    alone = "missing" if shape is None else tuple(shape)
     raise ValueError(
-        f"a result of shape {tuple(delta.shape)} is {tuple(own.shape)} for one sample "
-        f"alone: the loss must take results that hold the {batch} samples in one "
-        "dimension"
+        f"the model's result{name} of shape {tuple(delta.shape)} is {alone} for one "
+        f"sample alone: the loss must take results that hold the {batch} samples in "
+        "one dimension"
     )
 
 
