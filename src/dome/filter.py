@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dome import state as states
 from dome.diagnostics import FilterStats, collect_stats
 from dome.hooking import Hooked
+from dome.masks import Masks
 from dome.newcomers import Newcomers
 from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.factors import FactorBatch
@@ -68,6 +69,7 @@ class GradientFilter(Hooked):
         self._dtype = self._options.basis_dtype or self._layout.dtype
         self._tracker = make_tracker(self._layout, self._options)
         self._source = self._options.source_for(model, self._layout, self._turn)
+        self._masks = Masks(self._layout)
         self._num_steps = 0
         self._observed = False
         self._norms: tuple[Tensor, Tensor] | None = None
@@ -162,6 +164,7 @@ class GradientFilter(Hooked):
     def detach(self) -> None:
         """Remove every hook from the model and the optimizer. Can be called twice."""
         self._source.detach()
+        self._masks.detach()
         super().detach()
 
     @property
@@ -178,6 +181,7 @@ class GradientFilter(Hooked):
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on bit for bit: a flat dictionary of tensors."""
         state = states.shapes_of(self._layout) | self._tracker.state_dict()
+        state |= self._masks.state_dict()
         state["num_steps"] = torch.tensor(self._num_steps)
         return state | states.stages(self._options.stages)
 
@@ -185,10 +189,12 @@ class GradientFilter(Hooked):
         """Go on from a saved state; one of another model, layout or rank is refused."""
         states.check_model(self._layout, state)
         self._tracker.check_state(state)
+        self._masks.check_state(state)
         num_steps = states.count_in(state, "num_steps")
         # Whatever is refused is refused before anything is changed.
         states.load_stages(self._options.stages, state)
         self._tracker.load_state_dict(state)
+        self._masks.load_state_dict(state)
         self._num_steps = num_steps
         self._source.discard()
         self._source.arm(self._options.takes_samples(self._num_steps))
@@ -204,15 +210,19 @@ class GradientFilter(Hooked):
         if self._options.direction_rank is not None and not self._options.stages:
             grads = self._layout.dense_grads(self._dtype)
             if grads is not None:
-                self._norms = remove_(self._tracker, grads, strength)
+                self._norms = remove_(self._tracker, grads, strength, self._masks)
                 return
         filtered = g = self._layout.gather()
+        norm = norm_of(g)
+        held = self._masks.find({0: g}, norm)
         if strength:
             # A gradient that is not finite would spread to every parameter through
             # U Uᵀ g: it stays as it is, for the user to see.
             projected = self._tracker.project_out(g, strength)
             filtered = torch.where(is_finite(g), projected, g)
-        self._norms = norm_of(g), norm_of(filtered)
+            if held is not None:
+                filtered.masked_fill_(held, 0)
+        self._norms = norm, norm_of(filtered)
         passed = pass_through(self._options.stages, filtered)
         if passed is not g:
             self._layout.scatter_(passed)
@@ -229,7 +239,7 @@ def norm_of(vector: Tensor) -> Tensor:
 
 
 def remove_(
-    tracker: Blockwise, grads: Mapping[int, Tensor], strength: float
+    tracker: Blockwise, grads: Mapping[int, Tensor], strength: float, masks: Masks
 ) -> tuple[Tensor, Tensor]:
     """Filter gradients in place, without a copy; their norm before and after.
 
@@ -237,13 +247,19 @@ def remove_(
         tracker: Of directions of low rank.
         grads: By their first column in the flat gradient.
         strength: Multiplies what is removed.
+        masks: Tell which entries stay zero.
     """
     before = norm_of_all(list(grads.values()))
+    held = masks.find(grads, before)
     if not strength:
         return before, before
     # A gradient that is not finite stays as it is, in all blocks.
     allowed = torch.where(before.isfinite(), strength, 0.0)
     inside = tracker.project_out_(grads, allowed)
+    if held is not None:
+        for start, g in grads.items():
+            g.masked_fill_(held[start : start + g.numel()].view(g.shape), 0)
+        return before, norm_of_all(list(grads.values()))
     removed = allowed * (2 - allowed) * inside
     return before, (before.square() - removed).clamp(min=0.0).sqrt()
 
