@@ -1,4 +1,4 @@
-"""Results on disk: one JSON a question, with what made them; a table; a picture."""
+"""Results on disk: for each question a JSON file, with what made it, and a table."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from dome_lab.bench.tables import TextTable
 from dome_lab.paper.rows import provenance, write_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Row = dict[str, Any]
 
@@ -49,15 +46,6 @@ def save_table(folder: Path, question: str, table: TextTable) -> Path:
     """Write the table as Markdown, to be pasted."""
     path = folder / f"{question}.md"
     write_text(path, table.markdown())
-    return path
-
-
-def save_figure(folder: Path, question: str, figure: Figure) -> Path:
-    """Write the picture whole or not at all."""
-    from dome_lab.paper.pictures import save_picture
-
-    path = folder / f"{question}.png"
-    save_picture(figure, path)
     return path
 
 

@@ -29,7 +29,7 @@ def expected_seconds(names: Sequence[str], scale: str) -> float:
 def ask(
     names: Sequence[str], scale: str, folder: Path, tell: Tell, device: str = "cpu"
 ) -> Iterator[Answer]:
-    """Yield each answer after writing its JSON, table and picture.
+    """Yield each answer after writing its JSON and its table.
 
     Args:
         names: Questions, in order.
@@ -48,8 +48,10 @@ def ask(
         ) -> None:
             tell(what, behind + share * weight)
 
-        yield _answer(name, scale, folder, told, device)
+        answer = _answer(name, scale, folder, told, device)
         behind += weight
+        tell(name, behind)
+        yield answer
 
 
 def _answer(name: str, scale: str, folder: Path, tell: Tell, device: str) -> Answer:
@@ -60,14 +62,11 @@ def _answer(name: str, scale: str, folder: Path, tell: Tell, device: str) -> Ans
     start = time.perf_counter()
     rows = question.compute(config, tell)
     table = question.table(rows)
-    paths = [
+    paths = (
         results.save(folder, name, config, time.perf_counter() - start, rows),
         results.save_table(folder, name, table),
-    ]
-    draw = getattr(question, "draw", None)
-    if draw is not None:
-        paths.append(results.save_figure(folder, name, draw(rows)))
-    return Answer(name, table, tuple(paths))
+    )
+    return Answer(name, table, paths)
 
 
 def _seconds(name: str, scale: str) -> float:

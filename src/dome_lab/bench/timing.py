@@ -61,7 +61,7 @@ class Spread:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} - {self.high:.2f})"
+        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
 
 class CudaClock:

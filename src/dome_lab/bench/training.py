@@ -130,16 +130,6 @@ def attach_paper_recipe(loop: Loop, rank: int) -> None:
     loop.optimizer.register_step_pre_hook(lambda *_: recipe.filter_())
 
 
-def random_samples(
-    dim: int, rank: int, batch_size: int, device: str = "cpu"
-) -> list[Tensor]:
-    """Batches (B, D) of random samples that together determine 2 K directions."""
-    random = torch.Generator().manual_seed(SEED)
-    count = -(-2 * rank // (batch_size - 1)) + 1
-    shape = (batch_size, dim)
-    return [torch.randn(shape, generator=random).to(device) for _ in range(count)]
-
-
 def updates_to_settle(batch_size: int, rank: int) -> int:
     """Updates until the samples have determined the basis, and a few more.
 

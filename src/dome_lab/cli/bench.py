@@ -28,14 +28,13 @@ def command(
     device: Annotated[
         str, typer.Option(help='"cpu", or a GPU: "cuda", "cuda:1".')
     ] = "cpu",
-    out: Annotated[
-        Path, typer.Option(help="Folder for numbers, tables and pictures.")
-    ] = Path("dome-bench"),
+    out: Annotated[Path, typer.Option(help="Folder for numbers and tables.")] = Path(
+        "dome-bench"
+    ),
 ) -> None:
     """Measure what the filter costs on this machine.
 
-    Questions: step_cost, alone, compressors, diagnostics, growth, memory, parts,
-    soak, startup.
+    Questions: step_cost, alone, compressors, memory, soak.
     """
     with one_line_errors(context, f"questions that were finished are in {out}"):
         if quick and full:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dome_lab.bench.questions import question_names
+from dome_lab.bench.questions import question_names, step_cost
 from dome_lab.cli import app
 
 
@@ -39,20 +39,18 @@ def test_quick_and_full_exclude_each_other(tmp_path):
 
 def test_a_file_as_folder_is_refused(tmp_path):
     (tmp_path / "taken").touch()
-    result = run("startup", "--out", tmp_path / "taken")
+    result = run("soak", "--out", tmp_path / "taken")
     assert result.exit_code == 2
     assert "is a file: give a folder" in result.output
 
 
 @pytest.mark.slow
 def test_an_answer_is_shown_and_written(tmp_path, monkeypatch):
-    from dome_lab.bench.questions import startup
-
-    monkeypatch.setitem(startup.SCALES, "quick", startup.SCALES["smoke"])
-    result = run("startup", "--quick", "--out", tmp_path)
+    monkeypatch.setitem(step_cost.SCALES, "quick", step_cost.SCALES["smoke"])
+    result = run("--quick", "--out", tmp_path)
     assert result.exit_code == 0, result.output
-    assert "dome --help" in result.output
-    assert {p.name for p in tmp_path.iterdir()} == {"startup.json", "startup.md"}
+    assert "update_every=10" in result.output
+    assert {p.name for p in tmp_path.iterdir()} == {"step_cost.json", "step_cost.md"}
 
 
 def wait_for_child(pid, word):
@@ -71,7 +69,7 @@ def wait_for_child(pid, word):
 
 
 def test_ctrl_c_stops_it_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "dome_lab.cli", "bench", "startup", "--full"]
+    command = [sys.executable, "-m", "dome_lab.cli", "bench", "alone", "--full"]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path)],
         stdout=subprocess.PIPE,
@@ -79,7 +77,7 @@ def test_ctrl_c_stops_it_in_one_line(tmp_path):
         text=True,
         start_new_session=True,
     )
-    wait_for_child(process.pid, "import torch")
+    wait_for_child(process.pid, "import answer")
     os.killpg(process.pid, signal.SIGINT)
     _, complaint = process.communicate(timeout=20)
     assert process.returncode == 130

@@ -76,7 +76,7 @@ def test_spread_is_median_and_quartiles():
     assert (result.low, result.median, result.high) == (2.0, 3.0, 4.0)
     single = spread([7.0])
     assert (single.low, single.median, single.high) == (7.0, 7.0, 7.0)
-    assert str(result) == "3.00 (2.00 - 4.00)"
+    assert str(result) == "3.00 (2.00-4.00)"
 
 
 def test_a_failing_step_is_not_hidden():

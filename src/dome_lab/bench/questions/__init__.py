@@ -3,7 +3,7 @@
 A question's module has a docstring whose first line is the question; ``Config`` (a
 frozen dataclass) and ``SCALES`` with a configuration for "smoke" (tests), "quick",
 "usual" and "full"; ``expected_seconds(config)``; ``compute(config, tell)``, which
-returns rows of numbers; ``table(rows)``; and ``draw(rows)`` where a picture helps.
+returns rows of numbers; and ``table(rows)``.
 """
 
 from __future__ import annotations
