@@ -1,4 +1,4 @@
-"""The picture of the README: accuracy by learning rate, with the filter and without.
+"""A picture of docs/reproduction.md: accuracy by learning rate of both arms.
 
 Of the trials of figure ext04 at compression rate 100 on MNIST, as far as they are in
 docs/results/cpu: validation images, seeds that are never judged.

@@ -3,7 +3,7 @@
     python tools/matrix.py [NAME ...] [--suite quick] [--folder ...] [--rebuild]
 
 Each environment is built once, in a folder of its own, and kept. What came out is in
-docs/support.json, of which tools/support_table.py makes the tables in README and docs.
+docs/support.json, of which tools/support_table.py makes the tables of docs/support.md.
 A CUDA build of torch takes some gigabytes and runs on the processor as well.
 """
 

@@ -1,4 +1,4 @@
-"""The support tables of README.md and docs/support.md, made from docs/support.json.
+"""The support tables of docs/support.md, made from docs/support.json.
 
 python tools/support_table.py        # writes them in place
 """
@@ -13,7 +13,7 @@ from matrix import ENVIRONMENTS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "support.json"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "support.md")
+PAGE = ROOT / "docs" / "support.md"
 BEGIN = "<!-- {} made by make matrix -->"
 END = "<!-- end of {} -->"
 TRAINERS = ("lightning", "transformers", "accelerate", "opacus")
@@ -52,14 +52,8 @@ def told(suite: Counts | None) -> str:
     return f"{suite['passed']:,} passed"
 
 
-def features(results: dict) -> str:
-    """One line a feature: what its tests said in the environment of development."""
-    lines = [f"| {name} | {state} |" for name, state, _ in states(results)]
-    return "\n".join(["| | state (tests) |", "| --- | --- |", *lines])
-
-
 def features_and_tests(results: dict) -> str:
-    """The same, and where the tests are."""
+    """One line a feature: what its tests said where it is developed, and where."""
     lines = [f"| {' | '.join(cells)} |" for cells in states(results)]
     return "\n".join(["| | state (tests) | tests |", "| --- | --- | --- |", *lines])
 
@@ -130,7 +124,6 @@ def state_of(works: Counts, refused: Counts) -> str:
 
 TABLES = {
     "versions": versions,
-    "features": features,
     "features and tests": features_and_tests,
 }
 
@@ -148,10 +141,8 @@ def filled(text: str, results: dict) -> str:
 
 
 def main() -> None:
-    """Write the tables into every page that has them."""
-    results = json.loads(RESULTS.read_text())
-    for page in PAGES:
-        page.write_text(filled(page.read_text(), results))
+    """Write the tables into the page."""
+    PAGE.write_text(filled(PAGE.read_text(), json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":
