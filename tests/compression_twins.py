@@ -116,21 +116,3 @@ def integers_in_planes(payload, count, width):
 def trits_of(payload, count):
     digits = [byte // 3**j % 3 for byte in payload.tolist() for j in range(5)]
     return digits[:count]
-
-
-def checksum(data):
-    """Σ ρᵣ (2 j + 1) x mod p over rows of 1024 signed 32-bit words, low byte first."""
-    data = data + bytes(-len(data) % 4096)
-    total = 0
-    for i in range(len(data) // 4):
-        word = int.from_bytes(data[4 * i : 4 * i + 4], "little", signed=True)
-        r, j = divmod(i, 1024)
-        total += (r + 1) * 0x5851F42D % (2**31 - 1) * (2 * j + 1) * word
-    return total % (2**32 - 5)
-
-
-def block_sums(numbers):
-    """Of every 512 numbers a 512th of their sum, then of their magnitudes; and a 1."""
-    blocks = [numbers[i : i + 512].tolist() for i in range(0, len(numbers), 512)]
-    plain = [sum(block) / 512 for block in blocks]
-    return [*plain, *(sum(map(abs, block)) / 512 for block in blocks), 1.0]

@@ -2,7 +2,7 @@ import io
 
 import pytest
 import torch
-from compressors import COMPRESSORS, named
+from compressors import COMPRESSORS
 from safetensors.torch import load, save
 from torch import nn
 
@@ -10,8 +10,6 @@ import dome
 from dome.compression import Message, sum_messages
 
 EVERY = pytest.mark.parametrize("name", COMPRESSORS)
-ALL_LINEAR = pytest.mark.parametrize("name", named(is_linear=True))
-NOT_LINEAR = pytest.mark.parametrize("name", named(is_linear=False))
 
 
 def vector(dim, rng, dtype=torch.float32):
@@ -46,6 +44,14 @@ def test_calling_is_the_round_trip(name, rng):
 
 
 @EVERY
+def test_what_arrives_points_where_the_vector_does(name, rng):
+    g = vector(100, rng, torch.float64)
+    compressor = COMPRESSORS[name](100)
+    assert compressor(g).dot(g) > 0
+    assert compressor.decode(compressor.encode(-g)).dot(g) < 0
+
+
+@EVERY
 def test_decoding_depends_on_the_message_alone_wherever_it_lies(name, rng):
     compressor, fresh = COMPRESSORS[name](77), COMPRESSORS[name](77)
     messages = [compressor.encode(vector(77, rng)) for _ in range(3)]
@@ -62,32 +68,6 @@ def test_decoding_depends_on_the_message_alone_wherever_it_lies(name, rng):
 
 
 @EVERY
-def test_zeros_stay_zeros(name):
-    for dim in (1, 100):
-        compressor = COMPRESSORS[name](dim)
-        for _ in range(2):
-            assert not compressor(torch.zeros(dim)).any()
-            assert not compressor.decode(compressor.encode(torch.zeros(dim))).any()
-
-
-@EVERY
-def test_the_size_of_a_gradient_does_not_matter(name, rng):
-    g = vector(100, rng)
-    for size in (1e-30, 1e30):
-        one, other = COMPRESSORS[name](100), COMPRESSORS[name](100)
-        for _ in range(2):
-            pairs = [
-                (one(size * g), other(g)),
-                (one.decode(one.encode(size * g)), other.decode(other.encode(g))),
-            ]
-            for scaled, expected in pairs:
-                # Rounding changes a level of the quantised ones where it meets a
-                # threshold.
-                differs = (scaled / size - expected).abs() > 1e-4 * expected.abs().max()
-                assert differs.sum() <= 1
-
-
-@EVERY
 def test_the_vector_is_left_as_it_is_and_may_be_a_stride_or_need_gradients(name, rng):
     wide = vector(200, rng).requires_grad_()
     g = wide[::2]
@@ -98,74 +78,6 @@ def test_the_vector_is_left_as_it_is_and_may_be_a_stride_or_need_gradients(name,
     called.zero_()
     assert torch.equal(g, before)
     assert torch.equal(COMPRESSORS[name](100).encode(before).payload, message.payload)
-
-
-@EVERY
-def test_a_value_that_is_not_finite_is_named_and_changes_no_state(name, rng):
-    compressor = COMPRESSORS[name](100)
-    compressor.encode(vector(100, rng))
-    before = compressor.state_dict()
-    for value in ("nan", "-inf"):
-        g = vector(100, rng)
-        g[17] = float(value)
-        with pytest.raises(
-            ValueError, match=rf"entry 17 of the gradient is {value} \("
-        ):
-            compressor.encode(g)
-        if "gaussian" not in name:  # when called, shows what it was given
-            with pytest.raises(ValueError, match="entry 17 of the gradient"):
-                compressor(g)
-    after = compressor.state_dict()
-    assert all(torch.equal(before[key], after[key]) for key in after)
-
-
-@EVERY
-def test_what_is_no_vector_of_floats_is_refused(name):
-    compressor = COMPRESSORS[name](100)
-    for use in (compressor, compressor.encode):
-        with pytest.raises(ValueError, match=r"a vector \(D,\), got \(10, 10\)"):
-            use(torch.zeros(10, 10))
-        with pytest.raises(ValueError, match="got an empty vector"):
-            use(torch.zeros(0))
-        with pytest.raises(ValueError, match=r"float32 or float64, got torch.int64"):
-            use(torch.zeros(100, dtype=torch.int64))
-
-
-@EVERY
-def test_a_flipped_bit_anywhere_is_an_error(name, rng):
-    compressor = COMPRESSORS[name](100)
-    message = compressor.encode(vector(100, rng))
-    places = torch.randperm(message.num_bits, generator=rng)[:200].tolist()
-    for place in places:
-        payload = message.payload.clone()
-        payload[place // 8] ^= 1 << place % 8
-        with pytest.raises(ValueError, match=r"damaged"):
-            compressor.decode(Message(payload))
-
-
-@EVERY
-def test_a_message_cut_off_or_too_long_is_refused(name, rng):
-    compressor = COMPRESSORS[name](100)
-    payload = compressor.encode(vector(100, rng)).payload
-    zero = torch.zeros_like(payload[:1])
-    for changed in (
-        payload[:-1],
-        payload[:-4],
-        payload[:40],
-        torch.cat([payload, zero]),
-    ):
-        with pytest.raises(ValueError, match=r"has a body of .* bytes, this one has"):
-            compressor.decode(Message(changed))
-
-
-@EVERY
-def test_messages_of_other_compressors_are_refused(name, rng):
-    compressor = COMPRESSORS[name](100)
-    for other, make in COMPRESSORS.items():
-        if other != name:
-            message = make(100).encode(vector(100, rng))
-            with pytest.raises(ValueError, match="the message was"):
-                compressor.decode(message)
 
 
 @EVERY
@@ -207,13 +119,6 @@ def test_the_global_generator_is_neither_read_nor_advanced(name):
     assert torch.equal(COMPRESSORS[name](100)(g), first)
 
 
-@EVERY
-def test_it_says_what_it_is(name):
-    shown = repr(COMPRESSORS[name](100)).lower()
-    assert shown.startswith(name.split(",")[0] if "feedback" not in name else "error")
-    assert name.split(",")[0] in shown
-
-
 # A kind each: noise by step, a generator's state, memory and a factor.
 @pytest.mark.parametrize("name", ["randomk", "gaussian", "powersgd, error feedback"])
 def test_it_stands_after_the_filter_and_resumes_with_it(name, rng):
@@ -250,11 +155,15 @@ def test_it_stands_after_the_filter_and_resumes_with_it(name, rng):
         assert torch.equal(a, b)
 
 
-@ALL_LINEAR
-def test_the_sum_of_messages_is_the_message_of_the_sum(name, rng):
+@EVERY
+def test_messages_are_summed_if_the_compressor_is_linear_and_refused_if_not(name, rng):
     g = [vector(100, rng, torch.float64) for _ in range(3)]
     workers = [COMPRESSORS[name](100) for _ in range(4)]
     messages = [w.encode(x) for w, x in zip(workers, g, strict=False)]
+    if not workers[0].is_linear:
+        with pytest.raises(ValueError, match="not linear cannot be added"):
+            sum_messages(messages)
+        return
     total = sum_messages(messages)
     assert total.num_bits == messages[0].num_bits
     recovered = workers[0].decode(total)
@@ -265,28 +174,14 @@ def test_the_sum_of_messages_is_the_message_of_the_sum(name, rng):
     torch.testing.assert_close(recovered, whole, rtol=1e-5, atol=1e-5)
 
 
-@ALL_LINEAR
-def test_adding_in_place_to_the_numbers_of_a_message_changes_the_message(name, rng):
-    workers = [COMPRESSORS[name](100) for _ in range(2)]
-    messages = [w.encode(vector(100, rng)) for w in workers]
-    total = sum_messages(messages)
-    messages[0].numbers.add_(messages[1].numbers)
-    assert torch.equal(messages[0].payload, total.payload)
-
-
-@ALL_LINEAR
-def test_messages_of_other_steps_or_sketches_are_not_summed(name, rng):
+@EVERY
+def test_messages_of_other_steps_or_lengths_are_not_summed(name, rng):
     compressor = COMPRESSORS[name](100)
+    if not compressor.is_linear:
+        return  # refused above
     first, second = (compressor.encode(vector(100, rng)) for _ in range(2))
     with pytest.raises(ValueError, match=r"messages of steps 0 and 1 cannot be added"):
         sum_messages([first, second])
     shorter = COMPRESSORS[name](96).encode(vector(96, rng))
     with pytest.raises(ValueError, match="different compressors, settings or dim"):
         sum_messages([first, shorter])
-
-
-@NOT_LINEAR
-def test_messages_of_a_compressor_that_is_not_linear_cannot_be_summed(name, rng):
-    message = COMPRESSORS[name](100).encode(vector(100, rng))
-    with pytest.raises(ValueError, match="not linear cannot be added"):
-        sum_messages([message, message])

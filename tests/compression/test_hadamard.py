@@ -3,12 +3,17 @@ import torch
 from compression_twins import hadamard_matrix, hadamard_sketch
 
 from dome.compression import GaussianSketch, HadamardSketch, hadamard
-from dome.compression.noise import DEFAULT_SEED, Noise, random_signs, random_subset
+from dome.compression.noise import (
+    DEFAULT_SEED,
+    generator_of,
+    random_signs,
+    random_subset,
+)
 
 
 def explicit(dim, size, step):
     blocks = hadamard.Blocks.of(dim)
-    random = Noise(DEFAULT_SEED).generator(step)
+    random = generator_of(DEFAULT_SEED, step)
     signs = random_signs(dim, random, torch.zeros(1))
     positions = random_subset(blocks.total, size, random)
     return hadamard_sketch(signs, positions, blocks.count, blocks.used, blocks.length)

@@ -1,34 +1,28 @@
 import pytest
 import torch
 
-from dome.compression.noise import Noise, random_signs, random_subset
+from dome.compression import RandomK
+from dome.compression.noise import generator_of, random_signs, random_subset
 
 # Statistics below fail by chance once in a million runs.
 FALSE_ALARM = 1e-6
 
 
-def test_a_step_is_drawn_again_from_seed_and_number():
-    noise, again = Noise(3), Noise(3)
-    steps = range(3)
-    for step in steps:
-        assert noise.step == step
-        noise.advance()
-    numbers = [torch.rand(4, generator=noise.generator(i)) for i in steps]
-    assert torch.equal(torch.rand(4, generator=again.generator(1)), numbers[1])
-    assert not torch.equal(numbers[0], numbers[1])
-    assert not torch.equal(torch.rand(4, generator=Noise(4).generator(0)), numbers[0])
+def numbers(*name):
+    return torch.rand(4, generator=generator_of(*name))
 
 
-def test_workers_with_one_seed_draw_different_numbers():
-    drawn = [torch.rand(4, generator=Noise(3, worker=i).generator(0)) for i in (0, 1)]
-    assert not torch.equal(*drawn)
+def test_numbers_are_drawn_again_from_seed_step_and_worker():
+    assert torch.equal(numbers(3, 1), numbers(3, 1))
+    for other in ((3, 0), (4, 1), (3, 1, 1)):
+        assert not torch.equal(numbers(*other), numbers(3, 1))
 
 
 def test_a_negative_seed_and_a_foreign_state_are_refused():
     with pytest.raises(ValueError, match="seed must not be negative, got -1"):
-        Noise(-1)
+        RandomK(2.0, seed=-1)
     with pytest.raises(ValueError, match=r"it has no 'step', only \['basis'\]"):
-        Noise(0).load_state_dict({"basis": torch.zeros(1)})
+        RandomK(2.0).load_state_dict({"basis": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("count", [1, 64, 65])

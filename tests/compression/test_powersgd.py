@@ -4,7 +4,7 @@ from compression_twins import powersgd
 from torch import nn
 
 from dome.compression import PowerSGD, sum_messages
-from dome.compression.message import HEADER_BYTES
+from dome.compression.message import FRONT_BYTES
 from dome.parameters import Layout
 
 SHAPES = [(6, 7), (5,), (4, 3, 3, 2), (3, 2), ()]
@@ -47,8 +47,8 @@ def test_what_is_no_matrix_or_too_small_arrives_whole(rng):
 
 def test_the_message_holds_both_factors_and_the_rest():
     numbers = 2 * (6 + 7 + 4 + 18) + 5 + 6 + 1
-    assert compressor().num_bits(DIM) == 8 * (HEADER_BYTES + 8 * numbers)
-    assert PowerSGD(SHAPES).num_bits(DIM) == 8 * (HEADER_BYTES + 4 * numbers)
+    assert compressor().num_bits(DIM) == 8 * (FRONT_BYTES + 8 * numbers)
+    assert PowerSGD(SHAPES).num_bits(DIM) == 8 * (FRONT_BYTES + 4 * numbers)
 
 
 def test_a_matrix_of_low_rank_arrives_exactly_from_the_second_step(rng):
@@ -74,8 +74,7 @@ def test_one_message_and_two_sums_of_one_worker_are_the_same(rng):
         left = two.encode_left(g)
         right = two.encode_right(left)
         torch.testing.assert_close(two.decode_right(right), one(g))
-        # A second header, and behind either message the sums of its 82 and 50 numbers.
-        extra = 8 * HEADER_BYTES + 2 * 3 * 64
+        extra = 8 * FRONT_BYTES  # of the second message
         assert left.num_bits + right.num_bits == one.num_bits(DIM) + extra
 
 
@@ -133,7 +132,7 @@ def test_phases_in_the_wrong_order_are_refused(rng):
     with pytest.raises(RuntimeError, match="comes after encode_right"):
         power.decode_right(left)
     right = power.encode_right(left)
-    with pytest.raises(ValueError, match="was not made by PowerSGD's right"):
+    with pytest.raises(ValueError, match=r"was not made by PowerSGD\(.*, right"):
         power.decode_right(left)
     power.decode_right(right)
     power.encode_left(h)

@@ -3,8 +3,8 @@ import torch
 from compression_twins import integers_in_planes, qsgd
 
 from dome.compression import QSGD
-from dome.compression.message import HEADER_BYTES
-from dome.compression.noise import DEFAULT_SEED, Noise
+from dome.compression.message import FRONT_BYTES
+from dome.compression.noise import DEFAULT_SEED, generator_of
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ def test_levels_are_those_of_the_entry_by_entry_loop(dim, num_levels, bucket_siz
     g[dim // 2] = 0.0
     compressor = QSGD(num_levels, bucket_size=bucket_size)
     uniforms = torch.empty(-(-dim // bucket_size) * bucket_size, dtype=torch.float64)
-    uniforms.uniform_(generator=Noise(DEFAULT_SEED).generator(0))
+    uniforms.uniform_(generator=generator_of(DEFAULT_SEED, 0))
     expected = qsgd(g, num_levels, bucket_size, uniforms)
     # The norms travel as float32.
     torch.testing.assert_close(compressor(g), expected, rtol=1e-6, atol=1e-12)
@@ -28,7 +28,7 @@ def test_levels_are_those_of_the_entry_by_entry_loop(dim, num_levels, bucket_siz
 def test_a_level_takes_the_fewest_bits(num_levels, width):
     g = torch.ones(1000)
     message = QSGD(num_levels, bucket_size=100).encode(g)
-    assert message.num_bits == 8 * (HEADER_BYTES + 10 * 4 + 125 * width)
+    assert message.num_bits == 8 * (FRONT_BYTES + 10 * 4 + 125 * width)
     levels = integers_in_planes(message.body[40:], 1000, width)
     assert max(levels) <= 2 * num_levels
 

@@ -3,7 +3,7 @@ import torch
 from compression_twins import bits_of, signsgd
 
 from dome.compression import SignSGD
-from dome.compression.message import HEADER_BYTES
+from dome.compression.message import FRONT_BYTES
 
 
 @pytest.mark.parametrize("dim", [1, 8, 9])
@@ -16,7 +16,7 @@ def test_signs_and_the_mean_magnitude_arrive(dim, rng):
 def test_signs_lie_eight_a_byte_behind_the_scale(rng):
     g = torch.randn(20, generator=rng)
     message = SignSGD().encode(g)
-    assert message.num_bits == 8 * (HEADER_BYTES + 4 + 3)
+    assert message.num_bits == 8 * (FRONT_BYTES + 4 + 3)
     assert bits_of(message.body[4:])[:20] == [int(x < 0) for x in g]
 
 

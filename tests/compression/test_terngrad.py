@@ -3,8 +3,8 @@ import torch
 from compression_twins import terngrad, trits_of
 
 from dome.compression import TernGrad
-from dome.compression.message import HEADER_BYTES
-from dome.compression.noise import DEFAULT_SEED, Noise
+from dome.compression.message import FRONT_BYTES
+from dome.compression.noise import DEFAULT_SEED, generator_of
 
 
 @pytest.mark.parametrize(("dim", "bucket_size"), [(1, 512), (16, 1), (50, 16)])
@@ -12,7 +12,7 @@ def test_digits_are_those_of_the_entry_by_entry_loop(dim, bucket_size, rng):
     g = torch.randn(dim, generator=rng, dtype=torch.float64)
     g[dim // 2] = 0.0
     uniforms = torch.empty(-(-dim // bucket_size) * bucket_size, dtype=torch.float64)
-    uniforms.uniform_(generator=Noise(DEFAULT_SEED).generator(0))
+    uniforms.uniform_(generator=generator_of(DEFAULT_SEED, 0))
     expected = terngrad(g, bucket_size, uniforms)
     received = TernGrad(bucket_size=bucket_size)(g)
     # The maxima travel as float32.
@@ -23,7 +23,7 @@ def test_five_entries_take_a_byte(rng):
     g = torch.randn(1000, generator=rng)
     compressor = TernGrad(bucket_size=100)
     message = compressor.encode(g)
-    assert message.num_bits == 8 * (HEADER_BYTES + 10 * 4 + 200)
+    assert message.num_bits == 8 * (FRONT_BYTES + 10 * 4 + 200)
     signs = compressor.decode(message).sign() + 1
     assert trits_of(message.body[40:], 1000) == signs.tolist()
 

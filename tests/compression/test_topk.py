@@ -3,7 +3,7 @@ import torch
 from compression_twins import integers_in_planes, topk
 
 from dome.compression import TopK
-from dome.compression.message import HEADER_BYTES
+from dome.compression.message import FRONT_BYTES
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_topk_of_equal_entries_keeps_the_asked_number():
 def test_a_topk_message_is_values_and_indices_of_the_fewest_bits(rng):
     g = torch.randn(1000, generator=rng)
     message = TopK(100.0).encode(g)
-    assert message.num_bits == 8 * (HEADER_BYTES + 10 * 4 + 13)  # 10 indices, 10 bits
+    assert message.num_bits == 8 * (FRONT_BYTES + 10 * 4 + 13)  # 10 indices, 10 bits
     indices = integers_in_planes(message.body[40:], 10, 10)
     assert indices == sorted(g.abs().topk(10).indices.tolist())
     assert torch.equal(message.body[:40].clone().view(torch.float32), g[indices])

@@ -29,7 +29,7 @@ from dome.compression import (
     RandomK,
     TopK,
 )
-from dome.compression.message import HEADER_BYTES
+from dome.compression.message import FRONT_BYTES
 from dome.numerics.angles import largest_angle
 
 CHECKS = {}
@@ -668,7 +668,7 @@ def message_bytes(place, compressor):
     """What a worker sends of messages of 195 numbers, by the compressor's own word."""
     size = compressor.num_bits(195) // 8
     if compressor.is_linear:
-        numbers = size - HEADER_BYTES  # the header stays
+        numbers = size - FRONT_BYTES  # which stay
         return -(-2 * (place.size - 1) * numbers // place.size)
     return (place.size - 1) * size
 

@@ -1,5 +1,6 @@
 """Compressors: what a gradient goes through on its way to other workers."""
 
+from dome.compression.codec import Codec
 from dome.compression.error_feedback import ErrorFeedback
 from dome.compression.gaussian import GaussianSketch
 from dome.compression.hadamard import HadamardSketch
@@ -14,6 +15,7 @@ from dome.compression.topk import TopK
 
 __all__ = [
     "QSGD",
+    "Codec",
     "Compressor",
     "ErrorFeedback",
     "GaussianSketch",

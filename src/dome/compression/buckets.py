@@ -1,52 +1,74 @@
-"""A vector in buckets, each with a scale, rounded at random to a few levels.
+"""Base class of QSGD and TernGrad: buckets rounded at random to levels of a scale.
 
 Shapes: N buckets of S entries, the last one filled up with zeros. With an entry's share
 r = x/scale in [−1, 1] of s levels, the level ⌊s r + u⌋, u uniform in [0, 1), has the
 expectation s r: rounding at random is unbiased.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dome.compression.fields import Field, numbers
+from dome.compression.codec import Codec
+from dome.compression.packing import Part
 
 SCALE = torch.float32
 
 
-def check_bucket_size(size: int) -> None:
-    """Refuse a size below 1."""
-    if size < 1:
-        raise ValueError(f"bucket_size must be at least 1, got {size}")
-
-
-def scales_of(dim: int, size: int) -> Field:
-    """The part of a message that holds N scales, for a vector of D numbers."""
-    return numbers(-(-dim // size), SCALE)
-
-
-def rounded_by(
-    measure: Callable[[Tensor], Tensor],
-    vector: Tensor,
-    size: int,
-    num_levels: int,
-    generator: torch.Generator,
-) -> tuple[Tensor, Tensor]:
-    """Scales (N,) and levels (D,) of a vector (D,), rounded at random.
+class RoundsAtRandom(Codec):
+    """Sends a scale of every bucket, and for every entry one of 2s + 1 levels.
 
     Args:
-        measure: The scale of every bucket, (N, S) → (N, 1).
-        vector: Shape (D,).
-        size: S.
+        name: As in ``Codec``.
+        seed: Source of the rounding.
+        measure: The scale of every bucket, (N, S) → (N, 1), no less than its entries.
+        bucket_size: S.
         num_levels: s.
-        generator: Source of the rounding, on the vector's device.
+        num_values: What levels are packed as: integers below this number.
     """
-    buckets = in_buckets(vector, size)
-    scales = as_sent(measure(buckets))
-    levels = round_at_random(buckets, scales, num_levels, generator)
-    return scales.flatten(), levels.flatten()[: len(vector)]
+
+    is_unbiased = True
+
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        measure: Callable[[Tensor], Tensor],
+        *,
+        bucket_size: int,
+        num_levels: int,
+        num_values: int,
+    ) -> None:
+        if bucket_size < 1:
+            raise ValueError(f"bucket_size must be at least 1, got {bucket_size}")
+        super().__init__(name, seed)
+        self.bucket_size, self.num_levels = bucket_size, num_levels
+        self._measure, self._num_values = measure, num_values
+
+    def set_worker(self, index: int) -> None:
+        """Say which worker this is: errors of workers are then independent."""
+        self.worker = index
+
+    def parts(self, dim: int) -> Sequence[Part]:
+        """N scales and D levels."""
+        return [(-(-dim // self.bucket_size), SCALE), (dim, self._num_values)]
+
+    def sent(self, vector: Tensor, step: int) -> Sequence[Tensor]:
+        """Scales (N,), and levels (D,) from 0 to 2s."""
+        buckets = in_buckets(vector, self.bucket_size)
+        scales = as_sent(self._measure(buckets))
+        random = self.random(step, vector.device)
+        levels = round_at_random(buckets, scales, self.num_levels, random)
+        return scales.flatten(), levels.flatten()[: len(vector)]
+
+    def recovered(self, parts: Sequence[Tensor], dim: int, _step: int) -> Tensor:
+        """The levels as shares of their bucket's scale, shape (D,)."""
+        scales, levels = parts
+        s = self.num_levels
+        signed = in_buckets(levels, self.bucket_size).to(scales.dtype).sub_(s)
+        return signed.mul_((scales / s)[:, None]).flatten()[:dim]
 
 
 def in_buckets(vector: Tensor, size: int) -> Tensor:
@@ -90,12 +112,6 @@ def round_at_random(
     # Truncation is the floor of what is not negative: s is added first.
     levels = shares.mul_(num_levels).add_(noise).add_(num_levels)
     return levels.clamp_(max=2 * num_levels).byte()
-
-
-def from_levels(levels: Tensor, scales: Tensor, num_levels: int, size: int) -> Tensor:
-    """The vector (D,) that levels (D,) and scales (N,) of buckets of S stand for."""
-    signed = in_buckets(levels, size).to(scales.dtype).sub_(num_levels)
-    return signed.mul_((scales / num_levels)[:, None]).flatten()[: len(levels)]
 
 
 def nonzero(scales: Tensor) -> Tensor:

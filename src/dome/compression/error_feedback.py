@@ -64,7 +64,7 @@ class ErrorFeedback:
             self.compressor.set_worker(index)
 
     def num_bits(self, dim: int) -> int:
-        """Size of the message of a vector of D numbers, header included."""
+        """Size of the message of a vector of D numbers, all that travels."""
         return self.compressor.num_bits(dim)
 
     def scale(self, dim: int) -> float:

@@ -5,22 +5,20 @@ every step, entries N(0, 1/M), and rate D/M. The recovered gradient is unbiased 
 covariance (‖g‖² I + g gᵀ)/M: the noise is that of the whole norm, in every direction.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from dome.compression import method
-from dome.compression.method import Parts
-from dome.compression.noise import DEFAULT_SEED, Noise
-from dome.compression.rate import num_sent, sketch_format
+from dome.compression.noise import DEFAULT_SEED
+from dome.compression.sketch import Sketch, num_sent
 from dome.compression.vector import check_shape, power_of_two
 from dome.numerics.arithmetic import own_arithmetic
 
 BLOCK_NUMBERS = 2**20  # of R that exist at a time
 
 
-class GaussianSketch:
+class GaussianSketch(Sketch):
     """Compresses a gradient to D/rate random projections and recovers it.
 
     Calling it is the round trip, g → Rᵀ R g, drawn exactly in distribution with O(D)
@@ -38,11 +36,6 @@ class GaussianSketch:
         value_dtype: What numbers are sent in: torch.float32, float64 or bfloat16.
     """
 
-    is_linear = True
-    is_unbiased = True
-
-    num_bits, encode, decode = method.num_bits, method.encode, method.decode
-
     def __init__(
         self,
         rate: float,
@@ -51,33 +44,25 @@ class GaussianSketch:
         seed: int = DEFAULT_SEED,
         value_dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.rate, self.value_dtype = rate, value_dtype
-        self.noise = Noise(seed)
-        # Generators of other kinds of devices draw another R.
-        self.format = sketch_format(
-            "GaussianSketch", rate, seed, value_dtype, by_device=True
-        )
+        super().__init__(rate, seed=seed, value_dtype=value_dtype)
         self._generator = generator
         self._is_default = generator is None
         # Of a generator whose device is not known yet.
         self._saved: Tensor | None = None
 
-    def __repr__(self) -> str:
-        return f"GaussianSketch(rate={self.rate})"
-
-    def sketch_size(self, dim: int) -> int:
-        """M for a gradient of D numbers."""
-        return num_sent(dim, self.rate)
+    def name_on(self, device: torch.device) -> str:
+        """Its name and the kind of device: generators of others draw another R."""
+        return f"{self.name} on {device.type}"
 
     def variance(self, dim: int) -> float:
         """ω = (D + 1)/M, with E‖C(g) − g‖² = ω ‖g‖²."""
-        return (dim + 1) / self.sketch_size(dim)
+        return (dim + 1) / num_sent(dim, self.rate)
 
     @own_arithmetic
     def __call__(self, vector: Tensor) -> Tensor:
         """A draw of Rᵀ R g for a vector of shape (D,), which need not be finite."""
         check_shape(vector)
-        m = self.sketch_size(len(vector))
+        m = num_sent(len(vector), self.rate)
         # Squares of very small or large entries would vanish or overflow.
         low, high = torch.aminmax(vector)
         unit = power_of_two(torch.maximum(-low, high))
@@ -92,14 +77,14 @@ class GaussianSketch:
         across = (q * norm2 / m).sqrt()
         return ((q - across * along) * g + across * x) * unit
 
-    def sent(self, vector: Tensor, step: int) -> Parts:
+    def sent(self, vector: Tensor, step: int) -> Sequence[Tensor]:
         """z = R g, shape (M,)."""
-        z = vector.new_zeros(self.sketch_size(len(vector)))
+        z = vector.new_zeros(num_sent(len(vector), self.rate))
         for rows, block in self._blocks(len(vector), step, vector):
             z += vector[rows] @ block
         return (z,)
 
-    def recovered(self, parts: Parts, dim: int, step: int) -> Tensor:
+    def recovered(self, parts: Sequence[Tensor], dim: int, step: int) -> Tensor:
         """Rᵀ z, shape (D,)."""
         (z,) = parts
         vector = z.new_empty(dim)
@@ -109,7 +94,7 @@ class GaussianSketch:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The next step and the generator's state, to draw the same noise again."""
-        state = self.noise.state_dict()
+        state = super().state_dict()
         if self._generator is not None:
             state["generator"] = self._generator.get_state()
         elif self._saved is not None:
@@ -119,7 +104,7 @@ class GaussianSketch:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on with the noise of a saved state; one from before any use starts it."""
         # States from before messages were counted have no step.
-        self.noise.load_state_dict({"step": torch.tensor(0), **state})
+        super().load_state_dict({"step": torch.tensor(0), **state})
         if self._is_default:
             self._generator = None
         self._saved = state["generator"].cpu() if "generator" in state else None
@@ -137,8 +122,8 @@ class GaussianSketch:
         self, dim: int, step: int, like: Tensor
     ) -> Iterator[tuple[slice, Tensor]]:
         """Rᵀ of a step, a block of its D rows at a time."""
-        random = self.noise.generator(step, like.device)
-        m = self.sketch_size(dim)
+        random = self.random(step, like.device)
+        m = num_sent(dim, self.rate)
         num_rows = max(1, BLOCK_NUMBERS // m)
         for start in range(0, dim, num_rows):
             rows = slice(start, min(start + num_rows, dim))

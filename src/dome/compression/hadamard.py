@@ -12,22 +12,21 @@ and for more hardly more: less noise than a Gaussian sketch of the same size has
 evenly over a block as there.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dome.compression import method
-from dome.compression.method import Parts
-from dome.compression.noise import DEFAULT_SEED, Noise, random_signs, random_subset
-from dome.compression.rate import num_sent, sketch_format
+from dome.compression.noise import random_signs, random_subset
+from dome.compression.sketch import Sketch, num_sent
 
 LONGEST = 2**14  # block: long enough to spread, short enough that few zeros are added
 RADIX_BITS = 4  # factors of 16 × 16 were the fastest of 2² to 2⁸
 
 
-class HadamardSketch:
+class HadamardSketch(Sketch):
     """Compresses a gradient to M = D/rate numbers of a shared random transform.
 
     Both sides draw signs and positions from (seed, step), on the CPU and so alike on
@@ -40,24 +39,6 @@ class HadamardSketch:
         value_dtype: What numbers are sent in: torch.float32, float64 or bfloat16.
     """
 
-    is_linear = True
-    is_unbiased = True
-
-    __repr__, num_bits = method.described, method.num_bits
-    encode, decode, __call__ = method.encode, method.decode, method.round_trip
-    state_dict, load_state_dict = method.state_dict, method.load_state_dict
-
-    def __init__(
-        self,
-        rate: float,
-        *,
-        seed: int = DEFAULT_SEED,
-        value_dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.rate, self.value_dtype = rate, value_dtype
-        self.noise = Noise(seed)
-        self.format = sketch_format("HadamardSketch", rate, seed, value_dtype)
-
     def variance(self, dim: int) -> float:
         """ω with E‖C(g) − g‖² ≤ ω ‖g‖², equal for a single block."""
         M, blocks = num_sent(dim, self.rate), Blocks.of(dim)
@@ -66,13 +47,13 @@ class HadamardSketch:
         kept = (N * blocks.used / blocks.length - 1) / max(1, N - 1)
         return (N / M - 1) * kept
 
-    def sent(self, vector: Tensor, step: int) -> Parts:
+    def sent(self, vector: Tensor, step: int) -> Sequence[Tensor]:
         """z = √(N/M) S H E g, shape (M,)."""
         signs, positions, scale = self._draw(len(vector), step, vector)
         filled = Blocks.of(len(vector)).fill(vector * signs)
         return (scale * transform(filled)[positions],)
 
-    def recovered(self, parts: Parts, dim: int, step: int) -> Tensor:
+    def recovered(self, parts: Sequence[Tensor], dim: int, step: int) -> Tensor:
         """√(N/M) E Hᵀ Sᵀ z, shape (D,)."""
         (z,), blocks = parts, Blocks.of(dim)
         signs, positions, scale = self._draw(dim, step, z)
@@ -83,7 +64,7 @@ class HadamardSketch:
     def _draw(self, dim: int, step: int, like: Tensor) -> tuple[Tensor, Tensor, float]:
         """The signs (D,), the positions (M,) and √(N/M) of a step."""
         M, N = num_sent(dim, self.rate), Blocks.of(dim).total
-        random = self.noise.generator(step)
+        random = self.random(step)
         signs = random_signs(dim, random, like)
         positions = random_subset(N, M, random)
         return signs, positions.to(like.device, non_blocking=True), (N / M) ** 0.5

@@ -1,83 +1,31 @@
-"""What travels: a header of 32 bytes and a body, as one tensor of bytes.
+"""What travels: 32 bytes that say what it is, then packed numbers, as one tensor.
 
-The header says which compressor made the message, with which settings, at which step,
-from a vector of which length and dtype, and whether the body is an array of numbers
-that may be added to that of another message. It ends with two check sums, its own and
-that of the body; behind numbers that may be added are their sums (``checksum``).
+    tag | crc32 of all that follows | step | D | dtypes | packed parts
+
+The tag is the crc32 of the compressor's name and settings. Whoever decodes a message
+compares it with its own.
 """
 
+import ctypes
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dome.compression.checksum import (
-    checksum,
-    count_and_excess,
-    is_a_count,
-    says_nothing,
-)
-from dome.compression.packing import as_dtype
-from dome.compression.vector import DTYPES
+from dome.compression.packing import Part, as_dtype, pack, packed_size, unpack
+from dome.compression.vector import DTYPES, all_finite, refuse
 
-MAGIC = 0xD1
-# Magic, dtypes, maker, settings, D, step.
-LAYOUT = struct.Struct("<BBHIQQ")
-CHECK = struct.Struct("<I")
-HEADER_BYTES = LAYOUT.size + 2 * CHECK.size  # 32: numbers behind it lie aligned
-MAKER = slice(2, 4)  # where the maker stands
-BODY_CHECK = slice(HEADER_BYTES - CHECK.size, HEADER_BYTES)
+FRONT = struct.Struct("<IIQQBB6x")
+FRONT_BYTES = FRONT.size  # 32: numbers behind it lie aligned
+CHECKED = slice(8, None)  # what the crc32 is of
 NUMBER_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
-SUM_DTYPES = (None, *NUMBER_DTYPES)  # None: the body must not be added
+SUM_DTYPES = (None, *NUMBER_DTYPES)  # None: messages must not be added
 
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What a message says about itself.
-
-    Attributes:
-        maker: Check sum of the compressor's name.
-        settings: Check sum of its settings.
-        dim: Length D of the vector.
-        step: Number of the step; 0 where no noise depends on it.
-        dtype: That of the vector.
-        sum_dtype: That of the numbers in the body if they may be added, else None.
-    """
-
-    maker: int
-    settings: int
-    dim: int
-    step: int
-    dtype: torch.dtype
-    sum_dtype: torch.dtype | None
-
-    def to_bytes(self) -> bytes:
-        """The first 28 bytes: all but the body's check sum."""
-        dtypes = DTYPES.index(self.dtype) + 16 * SUM_DTYPES.index(self.sum_dtype)
-        data = LAYOUT.pack(
-            MAGIC, dtypes, self.maker, self.settings, self.dim, self.step
-        )
-        return data + CHECK.pack(_own_check(data))
-
-    @staticmethod
-    def from_bytes(data: bytes) -> "Header":
-        """Read a message's first bytes; ``ValueError`` if they are damaged."""
-        front = data[: LAYOUT.size]
-        magic, dtypes, maker, settings, dim, step = LAYOUT.unpack(front)
-        if magic != MAGIC:
-            raise ValueError(
-                f"this is no message of a compressor, or its first byte is damaged: "
-                f"{magic:#x} instead of {MAGIC:#x}"
-            )
-        if CHECK.unpack_from(data, LAYOUT.size)[0] != _own_check(front):
-            raise ValueError(
-                "the message is damaged: its header is not as it was written"
-            )
-        vector, numbers = dtypes % 16, dtypes // 16
-        return Header(maker, settings, dim, step, DTYPES[vector], SUM_DTYPES[numbers])
+# Tag, step, D, dtype of the vector, dtype of numbers that may be added.
+Contents = tuple[int, int, int, torch.dtype, torch.dtype | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,110 +44,131 @@ class Message:
                 f"a message is a vector of bytes (uint8), got {self.payload.dtype} of "
                 f"shape {tuple(self.payload.shape)}"
             )
-        if len(self.payload) < HEADER_BYTES:
+        if len(self.payload) < FRONT_BYTES:
             raise ValueError(
-                f"a message has at least its header of {HEADER_BYTES} bytes, this one "
-                f"has {len(self.payload)}: it was cut off"
+                f"a message has at least {FRONT_BYTES} bytes, this one has "
+                f"{len(self.payload)}: it was cut off"
             )
 
     @property
     def num_bits(self) -> int:
-        """Size of all that travels, header and check sums included."""
+        """Size of all that travels."""
         return 8 * len(self.payload)
 
     @property
-    def header(self) -> Header:
-        """What the message says about itself, read from its first bytes."""
-        return Header.from_bytes(bytes(self.payload[:HEADER_BYTES].tolist()))
-
-    @property
     def body(self) -> Tensor:
-        """The bytes behind the header, shape (N − 32,)."""
-        return self.payload[HEADER_BYTES:]
+        """The packed numbers, shape (N − 32,)."""
+        return self.payload[FRONT_BYTES:]
 
     @property
     def numbers(self) -> Tensor:
-        """The body of a linear compressor's message as numbers, and their sums.
+        """The numbers in a linear compressor's message, a copy of shape (M,).
 
-        The memory is the message's own: adding to it (an all-reduce) changes the
-        message to that of the sum.
+        Add them to those of other workers (an all-reduce), then make the message of the
+        sum: ``message.with_numbers(total)``.
         """
-        dtype = self.header.sum_dtype
+        *_, dtype = self.opened()
         if dtype is None:
             raise ValueError(
                 "messages of a compressor that is not linear cannot be added: gather "
                 "them and decode each"
             )
-        if len(self.body) % dtype.itemsize:
+        return as_dtype(self.body, dtype).clone()
+
+    def with_numbers(self, numbers: Tensor) -> "Message":
+        """The same message with other numbers of shape (M,), such as a sum."""
+        tag, step, dim, dtype, sum_dtype = self.opened()
+        body = numbers.contiguous().view(torch.uint8)
+        if numbers.dtype != sum_dtype or body.shape != self.body.shape:
             raise ValueError(
-                f"a body of {len(self.body)} bytes holds no {dtype} numbers: it was "
-                f"cut off"
+                f"this message has {len(self.body)} bytes of {sum_dtype}, got "
+                f"{len(body)} of {numbers.dtype}: give a sum of what message.numbers "
+                f"is, in its dtype"
             )
-        return as_dtype(self.body, dtype)
+        return _sealed((tag, step, dim, dtype, sum_dtype), body, _bytes_of(body))
 
-    def read(self, sum_dtype: torch.dtype | None) -> "Reading":
-        """The header, and whether the body is as it was sent; asks the device once.
+    def opened(self) -> Contents:
+        """Tag, step, D, dtype of the vector, and of numbers that may be added.
 
-        Args:
-            sum_dtype: That of the body's numbers if they may be added, else None.
+        Waits for the device. ``ValueError`` if the message is not as it was made.
         """
-        asked = [self.payload[:HEADER_BYTES], checksum(self.body)]
-        if sum_dtype is not None and len(self.body) % sum_dtype.itemsize == 0:
-            asked.append(count_and_excess(as_dtype(self.body, sum_dtype)))
-        answer = bytes(torch.cat([part.view(torch.uint8) for part in asked]).tolist())
-        front, rest = answer[:HEADER_BYTES], answer[HEADER_BYTES:]
-        (found,), sums = struct.unpack_from("<q", rest), rest[8:]
-        count, excess = struct.unpack("<dd", sums) if sums else (1.0, 0.0)
-        (sent,) = CHECK.unpack(front[BODY_CHECK])
-        return Reading(Header.from_bytes(front), found == sent, count, excess)
+        data = _bytes_of(self.payload)
+        tag, crc, step, dim, kind, sum_kind = FRONT.unpack_from(data)
+        if crc != zlib.crc32(memoryview(data)[CHECKED]):
+            raise ValueError(
+                "the message is damaged or cut off: it is not as it was made. To add "
+                "messages, use sum_messages, or numbers and with_numbers"
+            )
+        return tag, step, dim, DTYPES[kind], SUM_DTYPES[sum_kind]
 
     def wrapped(self) -> "Message":
-        """The same message, marked as another maker's; twice gives the message again.
+        """The same message with another tag; twice gives the message again.
 
         A compressor around another marks its messages, so that neither decodes those of
         the other.
         """
         payload = self.payload.clone()
-        payload[MAKER] ^= 255
+        payload[:4] ^= 255  # the tag: the crc32 leaves it out
         return Message(payload)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a message says about itself, and whether its body can be believed.
+def written(
+    name: str,
+    step: int,
+    vector: Tensor,
+    kinds: Sequence[Part],
+    parts: Sequence[Tensor],
+    sum_dtype: torch.dtype | None = None,
+) -> Message:
+    """The message of a vector (D,); ``ValueError`` if a number is not finite.
 
-    Attributes:
-        header: What it says.
-        is_as_sent: Whether the body has the check sum that it was sent with.
-        count: How many messages were added up in it, by its own count.
-        excess: How far numbers and their sums are apart, in units of what rounding
-            allows.
+    Waits for the device once, for the bytes and for whether all is finite.
+
+    Args:
+        name: The compressor, with the settings that decoding depends on.
+        step: Number of the step.
+        vector: What is compressed.
+        kinds: What the parts are.
+        parts: Their values, numbers rounded to their kind.
+        sum_dtype: That of the one part, if messages may be added.
     """
+    pairs = zip(parts, kinds, strict=True)
+    body = torch.cat([pack(part, kind) for part, (_, kind) in pairs])
+    finite = all_finite([vector, *parts]).view(1).view(torch.uint8)
+    data = _bytes_of(torch.cat([body, finite]))
+    if not data[-1]:
+        refuse(vector, parts)
+    front = tag_of(name), step, len(vector), vector.dtype, sum_dtype
+    return _sealed(front, body, data[:-1])
 
-    header: Header
-    is_as_sent: bool
-    count: float
-    excess: float
 
-    def check(self) -> None:
-        """``ValueError`` unless the body is as sent, or a sum of such bodies."""
-        if self.is_as_sent:
-            return
-        dtype = self.header.sum_dtype
-        # A flipped bit makes no 2 of a 1: what was not added must be as it was sent.
-        if dtype is None or not is_a_count(self.count, dtype):
-            raise ValueError(
-                "the message is damaged: its body is not as it was sent. Numbers of "
-                "messages may be added on their way, and nothing else"
-            )
-        finite = self.excess < float("inf")
-        if self.excess <= 1 or (finite and says_nothing(self.count, dtype)):
-            return
+def read(
+    name: str, message: Message, kinds: Callable[[int], Sequence[Part]]
+) -> tuple[list[Tensor], int, int]:
+    """The parts of a message, numbers in the dtype of the vector; D; the step.
+
+    Args:
+        name: The compressor that reads, as in ``written``.
+        message: Refused if it is damaged, or of another compressor or settings.
+        kinds: What the parts are, for D numbers.
+    """
+    tag, step, dim, dtype, _ = message.opened()
+    if tag != tag_of(name):
         raise ValueError(
-            f"the message is damaged, or a sum of messages overflowed: the sums sent "
-            f"with the numbers of {self.count:.0f} messages differ from theirs by more "
-            f"than rounding does"
+            f"the message was not made by {name}: it is of another compressor or "
+            f"other settings, or its tag is damaged"
         )
+    parts = kinds(dim)
+    pieces = message.body.split([packed_size(part) for part in parts])
+    found = [unpack(p, part) for p, part in zip(pieces, parts, strict=True)]
+    return arrived(found, dtype), dim, step
+
+
+def arrived(parts: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Parts as they come out of a message, numbers in the dtype of the vector."""
+    # A copy, always: sums over memory aligned in another way may round in another way,
+    # and a vector must depend on the bytes of its message alone.
+    return [p.to(dtype, copy=True) if p.is_floating_point() else p for p in parts]
 
 
 def sum_messages(messages: Sequence[Message]) -> Message:
@@ -210,35 +179,50 @@ def sum_messages(messages: Sequence[Message]) -> Message:
     """
     if not messages:
         raise ValueError("there is no message to sum")
-    first = messages[0]
-    total = Message(first.payload.clone())
-    numbers = total.numbers
-    header = _checked(first, 0, numbers.dtype)
-    for number, other in enumerate(messages[1:], start=1):
-        theirs = _checked(other, number, numbers.dtype)
-        if theirs.step != header.step:
+    total, first = messages[0].numbers, messages[0].opened()
+    for number, message in enumerate(messages[1:], start=1):
+        try:
+            front = message.opened()
+        except ValueError as error:
+            raise ValueError(f"message {number} cannot be added: {error}") from error
+        if front[1] != first[1]:
             raise ValueError(
-                f"messages of steps {header.step} and {theirs.step} cannot "
-                f"be added: every step has a sketch of its own"
+                f"messages of steps {first[1]} and {front[1]} cannot be added: every "
+                f"step has a sketch of its own"
             )
-        if theirs != header or other.num_bits != first.num_bits:
+        if front != first:
             raise ValueError(
                 "messages of different compressors, settings or dimensions cannot be "
                 "added"
             )
-        numbers += other.numbers
-    return total
+        total += message.numbers
+    return messages[0].with_numbers(total)
 
 
-def _checked(message: Message, number: int, sum_dtype: torch.dtype) -> Header:
-    reading = message.read(sum_dtype)
-    try:
-        reading.check()
-    except ValueError as error:
-        raise ValueError(f"message {number} cannot be added: {error}") from error
-    return reading.header
+def tag_of(name: str) -> int:
+    """The tag of messages by a compressor of this name."""
+    return zlib.crc32(name.encode())
 
 
-def _own_check(front: bytes) -> int:
-    """That of a header's first 24 bytes, but those of the maker: see ``wrapped``."""
-    return zlib.crc32(front[: MAKER.start] + front[MAKER.stop :])
+def check_number_dtype(dtype: torch.dtype) -> None:
+    """Refuse a dtype that numbers cannot be sent in."""
+    if dtype not in NUMBER_DTYPES:
+        raise ValueError(f"value_dtype must be one of {NUMBER_DTYPES}, got {dtype}")
+
+
+def _sealed(contents: Contents, body: Tensor, data: bytes) -> Message:
+    """A message of this body, whose bytes are ``data``."""
+    tag, step, dim, dtype, sum_dtype = contents
+    kinds = DTYPES.index(dtype), SUM_DTYPES.index(sum_dtype)
+    front = bytearray(FRONT.pack(tag, 0, step, dim, *kinds))
+    crc = zlib.crc32(data, zlib.crc32(front[CHECKED]))
+    FRONT.pack_into(front, 0, tag, crc, step, dim, *kinds)
+    there = torch.frombuffer(front, dtype=torch.uint8)
+    return Message(torch.cat([there.to(body.device, non_blocking=True), body]))
+
+
+def _bytes_of(data: Tensor) -> bytes:
+    """Bytes of a tensor (N,) of uint8, wherever it lies."""
+    here = data.contiguous().cpu()
+    # Tensors give their bytes away through numpy only, which need not be installed.
+    return ctypes.string_at(here.data_ptr(), len(here)) if len(here) else b""

@@ -24,7 +24,7 @@ class Compressor(Protocol):
         """Whether the expectation of the recovered vector is the vector."""
 
     def num_bits(self, dim: int) -> int:
-        """Size of the message of a vector of D numbers, header included."""
+        """Size of the message of a vector of D numbers, all that travels."""
 
     def encode(self, vector: Tensor) -> Message:
         """The message of a vector of shape (D,)."""

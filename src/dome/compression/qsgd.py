@@ -10,26 +10,14 @@ Levels are packed with a fixed number of bits, so that all messages have one len
 paper's Elias code is shorter only where nearly all levels are 0.
 """
 
-from torch import Tensor
-
-from dome.compression import method
-from dome.compression.buckets import (
-    check_bucket_size,
-    from_levels,
-    norms,
-    rounded_by,
-    scales_of,
-)
-from dome.compression.fields import Field, integers
-from dome.compression.format import Format
-from dome.compression.method import Parts
-from dome.compression.noise import DEFAULT_SEED, Noise
+from dome.compression.buckets import RoundsAtRandom, norms
+from dome.compression.noise import DEFAULT_SEED
 from dome.compression.packing import width_of
 
 MOST_LEVELS = 127  # a level from −127 to 127 fits a byte
 
 
-class QSGD:
+class QSGD(RoundsAtRandom):
     """Sends ⌈log₂(2s + 1)⌉ bits an entry and a float32 norm a bucket. O(D).
 
     Args:
@@ -39,14 +27,6 @@ class QSGD:
             noise √D/s times the gradient.
         seed: Source of the rounding.
     """
-
-    is_linear = False
-    is_unbiased = True
-
-    __repr__, num_bits = method.described, method.num_bits
-    encode, decode, __call__ = method.encode, method.decode, method.round_trip
-    state_dict, load_state_dict = method.state_dict, method.load_state_dict
-    set_worker = method.set_worker
 
     def __init__(
         self,
@@ -59,27 +39,16 @@ class QSGD:
             raise ValueError(
                 f"num_levels must lie between 1 and {MOST_LEVELS}, got {num_levels}"
             )
-        check_bucket_size(bucket_size)
-        self.num_levels, self.bucket_size = num_levels, bucket_size
-        self.noise = Noise(seed)
-        settings = {"num_levels": num_levels, "bucket_size": bucket_size}
-        self.format = Format("QSGD", settings, self._fields)
+        super().__init__(
+            f"QSGD(num_levels={num_levels}, bucket_size={bucket_size})",
+            seed,
+            norms,
+            bucket_size=bucket_size,
+            num_levels=num_levels,
+            num_values=2 ** width_of(2 * num_levels + 1),
+        )
 
     def variance(self, dim: int) -> float:
         """ω = min(S/s², √S/s), with E‖C(g) − g‖² ≤ ω ‖g‖²."""
         S, s = min(self.bucket_size, dim), self.num_levels
         return min(S / s**2, S**0.5 / s)
-
-    def sent(self, vector: Tensor, step: int) -> Parts:
-        """Norms of buckets, and a level for each entry."""
-        random = self.noise.generator(step, vector.device)
-        return rounded_by(norms, vector, self.bucket_size, self.num_levels, random)
-
-    def recovered(self, parts: Parts, _dim: int, _step: int) -> Tensor:
-        """The levels as shares of their bucket's norm, shape (D,)."""
-        scales, levels = parts
-        return from_levels(levels, scales, self.num_levels, self.bucket_size)
-
-    def _fields(self, dim: int) -> tuple[Field, ...]:
-        width = width_of(2 * self.num_levels + 1)
-        return scales_of(dim, self.bucket_size), integers(dim, width)

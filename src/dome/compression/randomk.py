@@ -7,16 +7,16 @@ D/k, the others as zeros. Unbiased, with
     E‖C(g) − g‖² = (D/k − 1) ‖g‖²
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from dome.compression import method
-from dome.compression.method import Parts
-from dome.compression.noise import DEFAULT_SEED, Noise, random_subset
-from dome.compression.rate import num_sent, sketch_format
+from dome.compression.noise import random_subset
+from dome.compression.sketch import Sketch, num_sent
 
 
-class RandomK:
+class RandomK(Sketch):
     """Sends k = D/rate entries chosen at random, without their indices.
 
     Both sides draw the indices from (seed, step), so messages of workers at the same
@@ -28,34 +28,16 @@ class RandomK:
         value_dtype: What values are sent in: torch.float32, float64 or bfloat16.
     """
 
-    is_linear = True
-    is_unbiased = True
-
-    __repr__, num_bits = method.described, method.num_bits
-    encode, decode, __call__ = method.encode, method.decode, method.round_trip
-    state_dict, load_state_dict = method.state_dict, method.load_state_dict
-
-    def __init__(
-        self,
-        rate: float,
-        *,
-        seed: int = DEFAULT_SEED,
-        value_dtype: torch.dtype = torch.float32,
-    ) -> None:
-        self.rate, self.value_dtype = rate, value_dtype
-        self.noise = Noise(seed)
-        self.format = sketch_format("RandomK", rate, seed, value_dtype)
-
     def variance(self, dim: int) -> float:
         """ω = D/k − 1, with E‖C(g) − g‖² = ω ‖g‖²."""
         return dim / num_sent(dim, self.rate) - 1
 
-    def sent(self, vector: Tensor, step: int) -> Parts:
+    def sent(self, vector: Tensor, step: int) -> Sequence[Tensor]:
         """The chosen entries times D/k, so that a message holds what arrives."""
         indices = self._indices(len(vector), step, vector.device)
         return (vector[indices] * (len(vector) / len(indices)),)
 
-    def recovered(self, parts: Parts, dim: int, step: int) -> Tensor:
+    def recovered(self, parts: Sequence[Tensor], dim: int, step: int) -> Tensor:
         """The entries where they belong, zeros elsewhere, shape (D,)."""
         (values,) = parts
         indices = self._indices(dim, step, values.device)
@@ -63,5 +45,5 @@ class RandomK:
 
     def _indices(self, dim: int, step: int, device: torch.device) -> Tensor:
         k = num_sent(dim, self.rate)
-        indices = random_subset(dim, k, self.noise.generator(step))
+        indices = random_subset(dim, k, self.random(step))
         return indices.to(device, non_blocking=True)

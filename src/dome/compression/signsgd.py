@@ -9,41 +9,36 @@ are sent,
 Biased, and for uneven gradients far off: use it inside ``ErrorFeedback``.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from dome.compression import method
-from dome.compression.fields import bits, numbers
-from dome.compression.format import Format
-from dome.compression.method import Parts
-from dome.compression.noise import Silence
+from dome.compression.codec import Codec
+from dome.compression.packing import Part
 
 SCALE = torch.float32
 
 
-class SignSGD:
+class SignSGD(Codec):
     """Sends the signs, eight a byte, and one scale in float32. O(D).
 
     An entry of exactly 0 counts as positive, so that one bit is enough.
     """
 
-    is_linear = False
-    is_unbiased = False
-
-    __repr__, num_bits = method.described, method.num_bits
-    encode, decode, __call__ = method.encode, method.decode, method.round_trip
-    state_dict, load_state_dict = method.state_dict, method.load_state_dict
-
     def __init__(self) -> None:
-        self.noise = Silence()
-        self.format = Format("SignSGD", {}, lambda dim: (numbers(1, SCALE), bits(dim)))
+        super().__init__("SignSGD()")
 
-    def sent(self, vector: Tensor, _step: int) -> Parts:
+    def parts(self, dim: int) -> Sequence[Part]:
+        """The scale, and a bit for each entry."""
+        return [(1, SCALE), (dim, 2)]
+
+    def sent(self, vector: Tensor, _step: int) -> Sequence[Tensor]:
         """The mean magnitude, and which entries are negative."""
         scale = vector.abs().mean(dim=0, keepdim=True, dtype=torch.float64)
         return scale, (vector < 0).view(torch.uint8)
 
-    def recovered(self, parts: Parts, _dim: int, _step: int) -> Tensor:
+    def recovered(self, parts: Sequence[Tensor], _dim: int, _step: int) -> Tensor:
         """The signs times the scale, shape (D,)."""
         scale, negative = parts
         return negative.to(scale.dtype).mul_(-2).add_(1).mul_(scale)

@@ -7,21 +7,20 @@ the others arrive as zeros. Biased: use it inside ``ErrorFeedback``.
     ‖C(g) − g‖² ≤ (1 − k/D) ‖g‖²
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from dome.compression import method
-from dome.compression.fields import Field, integers, numbers
-from dome.compression.format import Format, check_number_dtype
-from dome.compression.method import Parts
-from dome.compression.noise import Silence
-from dome.compression.packing import width_of
-from dome.compression.rate import check_rate, num_sent
+from dome.compression.codec import Codec
+from dome.compression.message import check_number_dtype
+from dome.compression.packing import Part
+from dome.compression.sketch import check_rate, num_sent
 
 STRIDE, MARGIN = 64, 16
 
 
-class TopK:
+class TopK(Codec):
     """Sends the k = D/rate entries of the largest magnitude.
 
     A message holds k indices of ⌈log₂ D⌉ bits, in increasing order, and k values.
@@ -33,36 +32,28 @@ class TopK:
         value_dtype: What values are sent in: torch.float32, float64 or bfloat16.
     """
 
-    is_linear = False
-    is_unbiased = False
-
-    __repr__, num_bits = method.described, method.num_bits
-    encode, decode, __call__ = method.encode, method.decode, method.round_trip
-    state_dict, load_state_dict = method.state_dict, method.load_state_dict
-
     def __init__(
         self, rate: float, *, value_dtype: torch.dtype = torch.float32
     ) -> None:
         check_rate(rate)
         check_number_dtype(value_dtype)
+        super().__init__(f"TopK(rate={float(rate)}, value_dtype={value_dtype})")
         self.rate, self.value_dtype = rate, value_dtype
-        self.noise = Silence()
-        settings = {"rate": float(rate), "value_dtype": value_dtype}
-        self.format = Format("TopK", settings, self._fields)
 
-    def sent(self, vector: Tensor, _step: int) -> Parts:
+    def parts(self, dim: int) -> Sequence[Part]:
+        """Values, and indices below D."""
+        k = num_sent(dim, self.rate)
+        return [(k, self.value_dtype), (k, dim)]
+
+    def sent(self, vector: Tensor, _step: int) -> Sequence[Tensor]:
         """The largest values, and where they are."""
         indices = _largest(vector.abs(), num_sent(len(vector), self.rate))
         return vector[indices], indices
 
-    def recovered(self, parts: Parts, dim: int, _step: int) -> Tensor:
+    def recovered(self, parts: Sequence[Tensor], dim: int, _step: int) -> Tensor:
         """Values where they were, zeros elsewhere, shape (D,)."""
         values, indices = parts
         return values.new_zeros(dim).index_copy_(0, indices.long(), values)
-
-    def _fields(self, dim: int) -> tuple[Field, ...]:
-        k = num_sent(dim, self.rate)
-        return numbers(k, self.value_dtype), integers(k, width_of(dim))
 
 
 def _largest(magnitudes: Tensor, count: int) -> Tensor:

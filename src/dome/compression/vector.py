@@ -1,7 +1,8 @@
 """The gradient as compressors take it: a vector (D,) of finite floats."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -19,25 +20,30 @@ def check_shape(vector: Tensor) -> None:
         raise ValueError(f"a gradient is float32 or float64, got {vector.dtype}")
 
 
-def check_finite(vector: Tensor, parts: Sequence[Tensor]) -> None:
-    """Refuse a vector (D,), or numbers to be sent of it, that are not finite.
-
-    Both at once and after all else, because on a device the answer has to be waited
-    for, and this is the only one that compressing a vector takes.
-
-    Args:
-        vector: What is compressed.
-        parts: What would be sent, in the dtypes that it is sent in.
-    """
-    numbers = [part for part in parts if part.is_floating_point() and part.numel()]
+def all_finite(tensors: Iterable[Tensor]) -> Tensor:
+    """Whether all floats in some tensors are finite: one bool on their device."""
     # What is not finite shows in the extremes, fifty times faster than by isfinite.
     extremes = [
         extreme.double()
-        for values in (vector, *numbers)
+        for values in tensors
+        if values.is_floating_point() and values.numel()
         for extreme in torch.aminmax(values)
     ]
-    if bool(torch.stack(extremes).isfinite().all()):
-        return
+    return torch.stack(extremes).isfinite().all()
+
+
+def check_finite(vector: Tensor, parts: Sequence[Tensor]) -> None:
+    """Refuse a vector (D,), or what is made of it, that is not finite.
+
+    Both at once and after all else, because on a device the answer has to be waited
+    for, and this is the only one that compressing a vector takes.
+    """
+    if not bool(all_finite([vector, *parts])):
+        refuse(vector, parts)
+
+
+def refuse(vector: Tensor, parts: Sequence[Tensor]) -> NoReturn:
+    """Say what is not finite: an entry of the vector (D,), or what would be sent."""
     wrong = (~vector.isfinite()).nonzero()
     if len(wrong):
         index = int(wrong[0])
@@ -46,7 +52,8 @@ def check_finite(vector: Tensor, parts: Sequence[Tensor]) -> None:
             f"{len(vector)} are not finite): skip this step, or find the layer that "
             f"made it"
         )
-    raise ValueError(does_not_fit("sent", numbers[0].dtype))
+    dtype = next(part.dtype for part in parts if part.is_floating_point())
+    raise ValueError(does_not_fit("sent", dtype))
 
 
 def check_recovered(vector: Tensor) -> None:

@@ -48,15 +48,15 @@ class Exchange:
             return self._in_two_sums(vector, inner)
         message = self._begin(lambda: self._compressor.encode(vector))
         if self._compressor.is_linear:
-            self._workers.add_up_(message.numbers, "messages")
+            total = self._summed(message)
             with self._received(SUM):
-                return self._compressor.decode(message) / self._workers.size
+                return self._compressor.decode(total) / self._workers.size
         payloads = self._workers.gather(message.payload, "messages")
-        total = torch.zeros_like(vector)
+        arrived = torch.zeros_like(vector)
         for rank, payload in enumerate(payloads.chunk(self._workers.size)):
             with self._received(f"the message of rank {rank}"):
-                total += self._compressor.decode(Message(payload.clone()))
-        return total / self._workers.size
+                arrived += self._compressor.decode(Message(payload.clone()))
+        return arrived / self._workers.size
 
     def _in_two_sums(self, vector: Tensor, inner: PowerSGD) -> Tensor:
         """PowerSGD of the average: workers share P and Q, as in its paper."""
@@ -64,16 +64,21 @@ class Exchange:
         carried = vector
         if isinstance(feedback, ErrorFeedback):
             carried = feedback.carried(vector)
-        left = self._begin(lambda: inner.encode_left(carried))
-        self._workers.add_up_(left.numbers, "messages")
+        left = self._summed(self._begin(lambda: inner.encode_left(carried)))
         with self._received(SUM):
             right = inner.encode_right(left)
-        self._workers.add_up_(right.numbers, "messages")
+        right = self._summed(right)
         with self._received(SUM):
             average = inner.decode_right(right) / self._workers.size
         if isinstance(feedback, ErrorFeedback):
             feedback.remember(carried - average)
         return average
+
+    def _summed(self, message: Message) -> Message:
+        """The message of the sum over workers, from a linear one of each."""
+        numbers = message.numbers
+        self._workers.add_up_(numbers, "messages")
+        return message.with_numbers(numbers)
 
     def _begin(self, encode: Callable[[], Message]) -> Message:
         """This worker's message; raises on every worker if one cannot make its own."""

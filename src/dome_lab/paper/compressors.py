@@ -18,15 +18,13 @@ from dome.compression import (
     TernGrad,
     TopK,
 )
-from dome.compression.checksum import num_before_sums
-from dome.compression.message import HEADER_BYTES
+from dome.compression.message import FRONT_BYTES
 from dome.parameters import Layout
 from dome_lab.paper.randomness import SKETCH_NOISE, generator
 from dome_lab.paper.run import Run
 
 NUMBER_BITS = 32
-# Of every message, not counted here; nor are the sums behind numbers that are added.
-HEADER_BITS = 8 * HEADER_BYTES
+FRONT_BITS = 8 * FRONT_BYTES  # of every message, not counted here
 ROUNDING = 64  # a message ends with a whole number, and with a whole byte
 MOST_RANK = 16  # of PowerSGD
 LEVELS = (127, 63, 31, 15, 7, 3, 1)  # of QSGD: as many bits less one
@@ -45,7 +43,7 @@ def make_compressor(run: Run, layout: Layout) -> Compressor | None:
 
 
 def times_fewer_bits(compressor: Compressor, dim: int) -> float:
-    """How many times fewer bits a message of D numbers has, without its header."""
+    """How many times fewer bits the numbers in a message have, for D numbers."""
     return NUMBER_BITS * dim / _bits(compressor, dim)
 
 
@@ -64,10 +62,7 @@ def _largest(choices: Iterable[Compressor], layout: Layout, most: float) -> Comp
 
 
 def _bits(compressor: Compressor, dim: int) -> int:
-    bits = compressor.num_bits(dim) - HEADER_BITS
-    if not compressor.is_linear:
-        return bits
-    return NUMBER_BITS * num_before_sums(bits // NUMBER_BITS)
+    return compressor.num_bits(dim) - FRONT_BITS
 
 
 def _top(rate: float, layout: Layout, _: int) -> Iterable[Compressor]:

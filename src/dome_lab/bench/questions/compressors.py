@@ -154,6 +154,6 @@ def table(rows: list[Row]) -> TextTable:
         lines,
         [
             "Medians, quartiles in brackets. Shares are taken within a round. "
-            '"Smaller" is float32 over the whole message, header included.'
+            '"Smaller" is float32 over all that travels.'
         ],
     )
