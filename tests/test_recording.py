@@ -1,7 +1,9 @@
 import csv
 import json
 import math
+import re
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from torch.nn.functional import cross_entropy
 import dome
 from dome.diagnostics import FilterStats
 
+PAGE = Path(__file__).parents[1] / "docs" / "diagnostics.md"
 KNOWN = FilterStats(
     step=3,
     fraction=0.5,
@@ -33,7 +36,8 @@ def trained(path, rng, num=5, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     grad_filter = dome.attach(model, optimizer, rank=3)
     seen = []
-    with dome.Recorder(path, **options) as recorder:
+    recorder = path if isinstance(path, dome.Recorder) else None
+    with recorder or dome.Recorder(path, **options) as recorder:
         for x, y in batches(rng, num):
             optimizer.zero_grad()
             loss = cross_entropy(model(x), y)
@@ -138,22 +142,42 @@ def test_numbers_in_a_dictionary_get_a_column_each(tmp_path):
     assert row == {"step": 1, "sent.sums": 5, "sent.basis": 0}
 
 
-def test_tensorboard_gets_a_scalar_a_number(tmp_path, rng):
+def test_a_function_gets_the_numbers_of_every_record(rng):
+    records = []
+    seen = trained(records.append, rng, num=4, every=2)
+    assert [(r["step"], r["loss"]) for r in records] == [
+        (stats.step, loss) for stats, loss in seen[::2]
+    ]
+    assert all(math.isfinite(value) for r in records for value in r.values())
+
+
+def test_a_function_does_not_get_what_is_not_a_number():
+    records = []
+    dome.Recorder(records.append).record(FAKE, loss=math.inf)
+    finite = {k: v for k, v in NUMBERS.items() if k != "signal_to_noise"}
+    assert records == [finite]
+
+
+def test_the_recipe_for_tensorboard_makes_a_scalar_a_number(tmp_path, rng, monkeypatch):
     accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator"
     )
-    seen = trained(tmp_path / "board", rng, num=3, prefix="mine")
-    events = accumulator.EventAccumulator(str(tmp_path / "board"))
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    (recipe,) = (block for block in blocks if "SummaryWriter" in block)
+    monkeypatch.chdir(tmp_path)
+    names = {"dome": dome}
+    exec(recipe, names)
+    seen = trained(names["recorder"], rng, num=3)
+    names["writer"].close()
+    events = accumulator.EventAccumulator(str(tmp_path / "runs"))
     events.Reload()
-    assert "mine/fraction" in events.Tags()["scalars"]
-    assert "mine/step" not in events.Tags()["scalars"]
-    found = [(e.step, e.value) for e in events.Scalars("mine/loss")]
+    found = [(e.step, e.value) for e in events.Scalars("dome/loss")]
     # TensorBoard stores float32.
     assert found == [(s.step, pytest.approx(loss, rel=1e-6)) for s, loss in seen]
 
 
 def test_wrong_paths_and_values_are_refused_by_name(tmp_path):
-    with pytest.raises(ValueError, match=r"must end in \.csv or \.jsonl"):
+    with pytest.raises(ValueError, match=r"ends in \.csv or \.jsonl, or a function"):
         dome.Recorder(tmp_path / "run.txt")
     with pytest.raises(ValueError, match=r"there is no folder .*missing"):
         dome.Recorder(tmp_path / "missing" / "run.csv")

@@ -1,6 +1,6 @@
 """``Recorder``: what the filter did, step by step, for other programs to read.
 
-recorder = dome.Recorder("run.csv")        # or run.jsonl, or a TensorBoard folder
+recorder = dome.Recorder("run.csv")        # or run.jsonl, or any function of a record
 for x, y in loader:
     ...
     optimizer.step()
@@ -26,8 +26,6 @@ from dome.files import Appender
 Value = int | float | bool | None
 Record = dict[str, Value]
 
-STEP = "step"
-
 
 class HasStats(Protocol):
     """A ``GradientFilter``, or anything else with ``.stats``."""
@@ -44,27 +42,26 @@ class _Sink(Protocol):
 
 
 class Recorder:
-    """Writes ``.stats`` of a filter, and what else is given, after steps of any loop.
+    """Writes ``.stats`` of a filter, and other numbers, after steps of any loop.
 
-    A file that is there is added to, so that a resumed run goes on in it; the system
-    has every record when ``record`` returns, except in TensorBoard's own writer. A disk
-    that is full is an error, and the records before it are whole.
+    A file that is there is added to, so that a resumed run continues in it; the system
+    has every record when ``record`` returns. A disk that is full is an error, and the
+    records before it are whole.
 
     Args:
-        path: A file that ends in .csv or .jsonl; a folder, for TensorBoard (which must
-            be installed).
+        to: A file that ends in .csv or .jsonl; or a function, which is called with each
+            record: a dictionary of the numbers that are finite, by name.
         every: Record every n-th step only, beginning with the first; ``.stats`` is not
             computed on the others.
-        prefix: What TensorBoard's tags begin with.
     """
 
     def __init__(
-        self, path: str | Path, *, every: int = 1, prefix: str = "dome"
+        self, to: str | Path | Callable[[Record], object], *, every: int = 1
     ) -> None:
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
         self._every, self._num_calls = every, 0
-        self._sink = _sink(Path(path), prefix)
+        self._sink: _Sink = _Function(to) if callable(to) else _file(Path(to))
 
     def record(self, grad_filter: HasStats, **more: float | Tensor) -> None:
         """Write what the last step did.
@@ -142,47 +139,29 @@ class _Jsonl:
         self._file.close()
 
 
-class _TensorBoard:
-    """A scalar a number; what is not a number is left out."""
+class _Function:
+    """A call a record; what is not a number is left out."""
 
-    def __init__(self, path: Path, prefix: str) -> None:
-        try:
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from torch.utils.tensorboard import FileWriter
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                f"{path} is a folder, for TensorBoard, which is not installed: pip "
-                f"install 'dome-torch[tensorboard]', or give a file .csv or .jsonl"
-            ) from error
-        self._writer: Any = FileWriter(str(path))
-        self._summary: Any = Summary
-        self._prefix = prefix
+    def __init__(self, function: Callable[[Record], object]) -> None:
+        self._function = function
 
     def write(self, record: Record) -> None:
-        # One event for all numbers: one each, as add_scalar makes, takes longer.
-        values = [
-            self._summary.Value(tag=f"{self._prefix}/{name}", simple_value=value)
-            for name, value in record.items()
-            if name != STEP and not _is_lost(value)
-        ]
-        self._writer.add_summary(self._summary(value=values), record[STEP])
+        self._function({k: v for k, v in record.items() if not _is_lost(v)})
 
     def close(self) -> None:
-        self._writer.close()
+        """Whoever gave the function closes what it writes to."""
 
 
-def _sink(path: Path, prefix: str) -> _Sink:
+def _file(path: Path) -> _Sink:
     kinds: dict[str, Callable[[Path], _Sink]] = {".csv": _Csv, ".jsonl": _Jsonl}
-    if path.suffix in kinds and not path.is_dir():
-        if not path.parent.is_dir():
-            raise ValueError(f"there is no folder {path.parent}: make it first")
-        return kinds[path.suffix](path)
-    if path.is_file() or (path.suffix and not path.is_dir()):
+    if path.suffix not in kinds or path.is_dir():
         raise ValueError(
-            f"{path}: a file must end in .csv or .jsonl, and a folder for TensorBoard "
-            f"must not end in {path.suffix!r} or be a file"
+            f"{path}: give a file that ends in .csv or .jsonl, or a function of a "
+            f"record (for TensorBoard, one that calls add_scalar)"
         )
-    return _TensorBoard(path, prefix)
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent}: make it first")
+    return kinds[path.suffix](path)
 
 
 def _header(path: Path) -> list[str] | None:
