@@ -12,16 +12,20 @@ numbers of the gradient, and one byte for each.
 
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dome.parameters import Layout, Slot
-from dome.samples.store.gradients import Gradients
+from dome.parameters import Layout
 from dome.samples.store.wanted import Leaves, Reach
-from dome.torch_private import current_graph_task, hook_first, when_backward_ends
+from dome.torch_private import (
+    current_graph_task,
+    hook_after_first,
+    hook_first,
+    when_backward_ends,
+)
 
 _STATE = "held"
 
@@ -35,21 +39,34 @@ class Masks:
 
     Args:
         layout: The parameters; hooks are put on them, until ``detach()``.
+        shards: With ``fully_shard``, where what is held here of each parameter lies
+            among all numbers that are held here.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, shards: Sequence[slice] | None = None) -> None:
         self._layout = layout
         self._leaves = Leaves()
-        arrived = torch.zeros(layout.dim, dtype=torch.bool, device=layout.device)
-        self._arrived = arrived
+        columns = shards or [slice(slot.start, slot.stop) for slot in layout.slots]
+        num, device = columns[-1].stop, layout.device
+        self._arrived = torch.zeros(num, dtype=torch.bool, device=device)
+        self._parts = [
+            self._arrived[part].view(here(p).shape)
+            for p, part in zip(layout.parameters, columns, strict=True)
+        ]
         # None where it is known on the host that nothing is.
         self._held: Tensor | None = None
         self._has_arrived = False
         self._task, self._num_running = -1, 0
         self._num_steps, self._has_told = 0, False
+        # FSDP2 fills .grad by itself, and no hook sees the gradient before.
+        hook, note = (
+            (hook_first, Masks._note)
+            if shards is None
+            else (hook_after_first, Masks._note_sum)
+        )
         self._handles = [
-            hook_first(p, _listener(weakref.ref(self), p, self._part(slot)))
-            for p, slot in zip(layout.parameters, layout.slots, strict=True)
+            hook(p, _listener(weakref.ref(self), note, p, part))
+            for p, part in zip(layout.parameters, self._parts, strict=True)
         ]
         weakref.finalize(self, _remove, self._handles)
 
@@ -63,9 +80,7 @@ class Masks:
         found, before = self._arrived, self._held
         if before is not None:
             found |= before
-        for p, slot in zip(self._layout.parameters, self._layout.slots, strict=True):
-            if p.grad is None:
-                self._part(slot).zero_()
+        self._leave_out_missing()
         for start, grad in grads.items():
             found[start : start + grad.numel()] &= is_zero(grad).view(-1)
         sane = (norm > 0) & norm.isfinite()
@@ -73,10 +88,55 @@ class Masks:
             kept = False if before is None else before
             self._held = torch.where(sane, found, kept)
         elif sane:
-            # As bytes: any() of booleans takes longer than all the rest.
-            self._held = found.clone() if found.view(torch.uint8).amax() else None
+            self._held = found.clone() if is_any(found) else None
         self._begin_step()
         return self._held
+
+    def has_news(self) -> bool:
+        """Whether a worker's own ``.grad`` has entries to hold that are news."""
+        found = self._arrived
+        self._leave_out_missing()
+        pairs = zip(self._layout.parameters, self._parts, strict=True)
+        there = [(p.grad, part) for p, part in pairs if p.grad is not None]
+        for grad, part in there:
+            part.logical_and_(is_zero(grad))
+        if self._held is not None:
+            found &= ~self._held
+        if not is_any(found):
+            return False
+        norm = torch.stack([torch.linalg.vector_norm(grad) for grad, _ in there]).sum()
+        found &= (norm > 0) & norm.isfinite()
+        return is_any(found)
+
+    def share(self, unite: Callable[[Tensor], None]) -> None:
+        """Hold what is news to any worker; all call it if there is any.
+
+        Args:
+            unite: Replaces bytes (D,) by the largest of all workers, in place.
+        """
+        unite(self._arrived.view(torch.uint8))
+        held = torch.zeros_like(self._arrived) if self._held is None else self._held
+        self._held = held | self._arrived
+
+    def settle(self, gradient: Tensor) -> None:
+        """End a step of workers: go on holding what is zero in all of it, (D,)."""
+        if self._held is not None:
+            norm = torch.linalg.vector_norm(gradient)
+            if (norm > 0) & norm.isfinite():
+                self._held &= is_zero(gradient)
+                self._held = self._held if is_any(self._held) else None
+        self._begin_step()
+
+    @property
+    def held(self) -> Tensor | None:
+        """The entries that workers hold, (D,) booleans; None for none."""
+        return self._held
+
+    def _leave_out_missing(self) -> None:
+        """Hold nothing of parameters without a ``.grad``."""
+        for p, part in zip(self._layout.parameters, self._parts, strict=True):
+            if p.grad is None:
+                part.zero_()
 
     def _begin_step(self) -> None:
         """Expect nothing but what backward passes bring from now on."""
@@ -87,10 +147,6 @@ class Masks:
         if self._held.device.type == "cpu" or self._num_steps % _EVERY == 0:
             self._tell(self._held)
         self._num_steps += 1
-
-    def _part(self, slot: Slot) -> Tensor:
-        """What arrived of one parameter, in its shape."""
-        return self._arrived[slot.start : slot.stop].view(slot.shape)
 
     def detach(self) -> None:
         """Remove the hooks."""
@@ -120,21 +176,28 @@ class Masks:
         self._held = None if held is None else held.to(self._arrived.device, copy=True)
 
     @torch.no_grad()
-    def _note(self, p: nn.Parameter, here: Tensor, grad: Tensor) -> None:
+    def _note(self, p: nn.Parameter, part: Tensor, grad: Tensor) -> None:
         """What a backward pass brings for a parameter, before it is in ``.grad``."""
         before = p.grad
         # What the filter refuses by name at the step is no matter here.
-        fits = grad.shape == here.shape and grad.device == here.device
+        fits = grad.shape == part.shape and grad.device == part.device
         dense = not grad.is_sparse and (before is None or not before.is_sparse)
         if not (fits and dense and self._leaves.reach(p) is Reach.FILLS):
             return
         self._begin_pass()
         if before is None:
-            here.copy_(grad)  # a quarter of the time of grad != 0
+            part.copy_(grad)  # a quarter of the time of grad != 0
         else:
             # Gradients of two passes may cancel, which is no mask's doing.
-            here &= is_zero(before)
-            here |= (before + grad).bool()
+            part &= is_zero(before)
+            part |= (before + grad).bool()
+
+    @torch.no_grad()
+    def _note_sum(self, p: nn.Parameter, part: Tensor, _: Tensor) -> None:
+        """What FSDP2 has left in ``.grad``, before a mask changes it."""
+        self._begin_pass()
+        if p.grad is not None:
+            part |= here(p.grad).bool()
 
     def _begin_pass(self) -> None:
         """Forget passes whose gradients were thrown away before this one began."""
@@ -143,11 +206,12 @@ class Masks:
             return
         self._task = task
         if self._has_arrived and not nested:
-            grads = Gradients(self._layout.parameters)
-            if grads.are_missing:
-                self._arrived.zero_()
+            parameters = self._layout.parameters
+            grads = [here(p.grad) for p in parameters if p.grad is not None]
+            if grads:
+                self._arrived &= torch.stack([g.any() for g in grads]).any()
             else:
-                self._arrived &= grads.largest_norm() != 0
+                self._arrived.zero_()
         self._has_arrived = True
         self._num_running += 1
         when_backward_ends(self._end_pass)
@@ -157,12 +221,15 @@ class Masks:
 
     def _tell(self, held: Tensor) -> None:
         """Say once what is held, and where the first of it is."""
-        slots = self._layout.slots
-        counts = [int(held[slot.start : slot.stop].sum()) for slot in slots]
+        counts = [
+            int(held[part.storage_offset() :][: part.numel()].sum())
+            for part in self._parts
+        ]
         if not any(counts):
             return
         self._has_told = True
-        first = next(slot.name for slot, num in zip(slots, counts, strict=True) if num)
+        names = [slot.name for slot in self._layout.slots]
+        first = next(name for name, num in zip(names, counts, strict=True) if num)
         warnings.warn(
             f"{sum(counts)} entries of .grad, the first in {first!r}, are held at zero "
             f"although backward() brought gradients for them: by a mask on the "
@@ -172,19 +239,34 @@ class Masks:
         )
 
 
+def is_any(found: Tensor) -> bool:
+    """Whether any of some booleans is true: a fiftieth of the time of ``any()``."""
+    return found.numel() > 0 and bool(found.view(torch.uint8).amax())
+
+
 def is_zero(tensor: Tensor) -> Tensor:
     """Which numbers of a tensor are exactly zero: a quarter of the time of == 0."""
     return tensor.bool().logical_not_()
 
 
+@torch.no_grad()
+def here(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor: all of it, or its part of a DTensor."""
+    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
 def _listener(
-    masks: "weakref.ref[Masks]", p: nn.Parameter, here: Tensor
+    masks: "weakref.ref[Masks]",
+    note: Callable[[Masks, nn.Parameter, Tensor, Tensor], None],
+    p: nn.Parameter,
+    part: Tensor,
 ) -> Callable[[Tensor], None]:
     # A hook lives as long as its parameter, and must not keep a filter alive.
     def listen(grad: Tensor) -> None:
         owner = masks()
         if owner is not None:
-            owner._note(p, here, grad)
+            note(owner, p, part, grad)
 
     return listen
 

@@ -159,6 +159,15 @@ def hook_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
     return handle
 
 
+def hook_after_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
+    """A hook on a filled ``.grad`` that runs before those there are."""
+    handle: RemovableHandle = t.register_post_accumulate_grad_hook(hook)
+    # Torch 2.6 to 2.15: they run in the order of this dictionary.
+    hooks: Any = t._post_accumulate_grad_hooks
+    hooks.move_to_end(handle.id, last=False)
+    return handle
+
+
 def inside_transform() -> bool:
     """Whether torch.func or forward-mode differentiation sees what runs now."""
     # 2.6 to 2.15; without it torch says that functions of dome's cannot be transformed.

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import time
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -213,6 +214,106 @@ def directions_of_low_rank_equal_one_process_with_the_whole_batch(place):
     grad_filter.load_state_dict(state)
     assert grad_filter.state_dict().keys() == state.keys()
     grad_filter.detach()
+
+
+class Words(nn.Module):
+    """An embedding, of whose words a worker sees a few in a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(30, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.embedding(x).mean(dim=1))
+
+
+def word_model():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Words().double()
+    keep = torch.ones(30, 4, dtype=torch.float64)
+    keep[:15] = 0  # frozen words
+    keep[20, 1] = 0  # and one number
+    model.embedding.weight.register_hook(lambda g: g * keep)
+    return model, keep == 0
+
+
+MASKED = {
+    "plain": {},
+    "layer-wise": {"layout": "layerwise"},
+    "now and then": {"update_every": 2, "warmup": 1},
+    "low rank": {"direction_rank": 2},
+    "actions": {"rank": 1},
+    "workers": {"samples": "worker"},
+    "workers, low rank": {"samples": "worker", "direction_rank": 2},
+}
+
+
+def step_in_parts(place, model, optimizer, x, y):
+    """A step of one process, for which a worker's batch is a micro-batch."""
+    optimizer.zero_grad()
+    for x_part, y_part in zip(x.chunk(place.size), y.chunk(place.size), strict=True):
+        (cross_entropy(model(x_part), y_part) / place.size).backward()
+    optimizer.step()
+
+
+@check
+def entries_under_a_mask_stay_where_they_are(place):
+    generator = rng()
+    size = 8 * place.size
+    data = [
+        (torch.randint(30, (size, 3), generator=generator), torch.arange(size) % 3)
+        for _ in range(7)
+    ]
+    for name, more in MASKED.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            run_masked(place, data, name, {"rank": 3} | more)
+
+
+def run_masked(place, data, name, options):
+    bare, frozen = word_model()
+    model = DistributedDataParallel(bare)
+    # Momentum would go on moving what moved before a sample had it.
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    grad_filter = dome.distributed.attach(model, optimizer, **options)
+    one, _ = word_model()
+    one_optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+    if options.get("samples") == "worker":
+        options["samples"] = "microbatch"
+    one_filter = dome.attach(one, one_optimizer, **options)
+    seen = torch.zeros(30, dtype=torch.bool)
+    for x, y in data:
+        before = bare.embedding.weight.detach().clone()
+        step(model, optimizer, mine(place, x), mine(place, y))
+        step_in_parts(place, one, one_optimizer, x, y)
+        seen[x.unique()] = True
+        after = bare.embedding.weight.detach()
+        held = frozen & seen[:, None]
+        assert torch.equal(after[held], before[held]), name
+        same_everywhere(place, flat(model))
+    assert (after != before)[~frozen].any(), name
+    torch.testing.assert_close(flat(model), flat(one), **TIGHT, msg=name)
+    state = grad_filter.state_dict()
+    assert torch.equal(state["held"], one_filter.state_dict()["held"]), name
+    grad_filter.load_state_dict(state)
+    assert torch.equal(grad_filter.state_dict()["held"], state["held"]), name
+    grad_filter.detach()
+
+
+@check
+def masks_are_told_to_others_once(place):
+    model, optimizer, grad_filter = start(place, 3, model=word_model()[0])
+    x, y = torch.arange(30).view(10, 3), torch.arange(10) % 3
+    sent = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for _ in range(3):
+            step(model, optimizer, x, y)
+            sent.append(grad_filter.stats.sent["control"])
+    grad_filter.detach()
+    assert sent[0] > sent[1] == sent[2]
 
 
 @check

@@ -1,6 +1,7 @@
 """What is checked inside workers of ``fully_shard``. Every function runs on all."""
 
 import copy
+import warnings
 from itertools import pairwise
 from unittest import mock
 
@@ -241,6 +242,33 @@ def gradients_that_are_thrown_away_leave_no_samples(place):
         optimizer.step()
         assert_shares(place, model, one[0])
     grad_filter.detach()
+
+
+@check
+def entries_under_a_mask_stay_where_they_are(place):
+    for options in ({}, {"direction_rank": 2}, {"update_every": 2}):
+        model = net()
+        before = [p.detach().clone() for p in trained(model)]
+        keep = torch.rand(7, 7, generator=rng()) < 0.5
+        model, optimizer, grad_filter = start(place, model=model, **options)
+        lines = keep.to(torch.float64).chunk(place.size)
+        mask = lines[place.rank] if place.rank < len(lines) else keep[:0]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            for i, (x, y) in enumerate(data(4)):
+                optimizer.zero_grad(set_to_none=i % 2 == 0)
+                for x_part, y_part in zip(
+                    mine(place, x).chunk(2), mine(place, y).chunk(2), strict=True
+                ):
+                    cross_entropy(model(x_part), y_part).backward()
+                model.twice.weight.grad.to_local().mul_(mask)
+                optimizer.step()
+        for p, old in zip(trained(model), before, strict=True):
+            moved = p.full_tensor() != old
+            expected = keep if p is model.twice.weight else torch.ones_like(moved)
+            if p is not model.unused.weight and p is not model.unused.bias:
+                assert torch.equal(moved, expected), options
+        grad_filter.detach()
 
 
 @check

@@ -36,6 +36,7 @@ from dome.distributed.traffic import DistributedStats
 from dome.distributed.workers import Workers
 from dome.filter import is_finite, make_tracker, norm_of, pass_through
 from dome.hooking import Hooked
+from dome.masks import Masks, is_zero
 from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.factors import FactorBatch
 from dome.options import FilterOptions, signature_of
@@ -82,6 +83,7 @@ class DirectionsFilter(Hooked):
             self._layout, self._options, total=self._workers.total
         )
         self._source = self._options.source_for(model.module, self._layout)
+        self._masks = Masks(self._layout)
         self._local = LocalGradients(model, self._workers)
         self._num_steps = 0
         self._norms: tuple[Tensor, Tensor] | None = None
@@ -99,6 +101,8 @@ class DirectionsFilter(Hooked):
         self._workers.traffic.reduced_by_ddp(num_bytes)
         batch = self._take() if self._options.takes_samples(step) else None
         everyone = shake_hands(self._workers, self._handshake(batch))
+        if any(handshake.masked for handshake in everyone):
+            self._masks.share(self._workers.unite_)
         make_room(self._layout, everyone)
         if sum(sample_counts(everyone)):
             batch = FactorBatch(0, {}) if batch is None else batch
@@ -116,6 +120,7 @@ class DirectionsFilter(Hooked):
     def detach(self) -> None:
         """Remove every hook; DDP averages gradients again. Can be called twice."""
         self._source.detach()
+        self._masks.detach()
         self._local.release()
         super().detach()
 
@@ -139,6 +144,7 @@ class DirectionsFilter(Hooked):
         if only not in (None, self._workers.rank):
             return {}
         state = states.shapes_of(self._layout) | self._tracker.state_dict()
+        state |= self._masks.state_dict()
         state["num_steps"] = torch.tensor(self._num_steps)
         return state | states.stages(self._options.stages)
 
@@ -146,10 +152,12 @@ class DirectionsFilter(Hooked):
         """Go on from a saved state, of any number of workers or of one process."""
         states.check_model(self._layout, state)
         self._tracker.check_state(state)
+        self._masks.check_state(state)
         num_steps = states.count_in(state, "num_steps")
         # Whatever is refused is refused before anything is changed.
         states.load_stages(self._options.stages, state)
         self._tracker.load_state_dict(state)
+        self._masks.load_state_dict(state)
         self._num_steps = num_steps
         self._source.discard()
         self._source.arm(self._options.takes_samples(self._num_steps))
@@ -166,13 +174,17 @@ class DirectionsFilter(Hooked):
             adds_up=False,
             refused=False,
             has_gradient=has_gradient(self._layout),
+            masked=self._masks.has_news(),
         )
 
     def _scatter_filtered(self, g: Tensor, strength: float) -> None:
         filtered = g
+        self._masks.settle(g)
         if strength:
             # As in one process: what is not finite stays, for the user to see.
             projected = self._tracker.project_out(g, strength)
             filtered = torch.where(is_finite(g), projected, g)
+            if self._masks.held is not None:
+                filtered.masked_fill_(self._masks.held & is_zero(g), 0)
         self._norms = norm_of(g), norm_of(filtered)
         self._layout.scatter_(pass_through(self._options.stages, filtered))

@@ -32,6 +32,7 @@ from dome.distributed.worker_rows import WorkerRows
 from dome.distributed.workers import Workers
 from dome.filter import make_tracker, norm_of
 from dome.hooking import Hooked
+from dome.masks import Masks
 from dome.numerics.arithmetic import own_arithmetic
 from dome.options import FilterOptions
 from dome.parameters import Block, Layout
@@ -79,6 +80,7 @@ class FullyShardedFilter(Hooked):
         split = SplitDirections if low_rank else SplitBases
         self._split = split(self._placement, self._tracker)
         self._rows = WorkerRows(model, self._layout, self._placement, self._workers)
+        self._masks = Masks(self._layout, self._placement.columns)
         self._intercepted = [
             Interception(module, self._rows, self._workers)
             for module in sharded_modules(model)
@@ -113,6 +115,7 @@ class FullyShardedFilter(Hooked):
             intercepted.put_back()
         self._intercepted = []
         self._rows.detach()
+        self._masks.detach()
         super().detach()
 
     @property
@@ -183,11 +186,14 @@ class FullyShardedFilter(Hooked):
         gradient = self._placement.gather()
         bad = gradient.isfinite().logical_not().sum().double()
         squares, bad = self._workers.total(norm_of(gradient).square(), bad)
+        held = self._masks.find({0: gradient}, squares.sqrt())
         filtered = gradient
         if strength:
             # As in one process: what is not finite stays, for the user to see.
             projected = self._tracker.project_out(gradient, strength)
             filtered = torch.where(bad == 0, projected, gradient)
+            if held is not None:
+                filtered.masked_fill_(held, 0)
             self._placement.scatter_(filtered)
         (kept,) = self._workers.total(norm_of(filtered).square())
         self._norms = squares.sqrt(), kept.sqrt()

@@ -24,6 +24,7 @@ class Handshake:
         adds_up: Whether these are all of its gradient.
         refused: Whether its gradient cannot be encoded.
         has_gradient: For each parameter, whether it has a ``.grad``.
+        masked: Whether it holds entries at zero that the others may not hold.
     """
 
     step: int
@@ -31,6 +32,7 @@ class Handshake:
     adds_up: bool
     refused: bool
     has_gradient: tuple[bool, ...]
+    masked: bool = False
 
     def to_numbers(self) -> list[int]:
         """As integers."""
@@ -38,7 +40,8 @@ class Handshake:
             sum(flag << i for i, flag in enumerate(self.has_gradient[start:][:FLAGS]))
             for start in range(0, len(self.has_gradient), FLAGS)
         ]
-        return [self.step, self.num_rows, self.adds_up + 2 * self.refused, *flags]
+        state = self.adds_up + 2 * self.refused + 4 * self.masked
+        return [self.step, self.num_rows, state, *flags]
 
     @staticmethod
     def from_numbers(numbers: Sequence[int], num_parameters: int) -> "Handshake":
@@ -46,7 +49,12 @@ class Handshake:
         step, num_rows, state, *flags = numbers
         has = (flags[i // FLAGS] >> i % FLAGS & 1 for i in range(num_parameters))
         return Handshake(
-            step, num_rows, bool(state & 1), bool(state & 2), tuple(map(bool, has))
+            step,
+            num_rows,
+            bool(state & 1),
+            bool(state & 2),
+            tuple(map(bool, has)),
+            bool(state & 4),
         )
 
 

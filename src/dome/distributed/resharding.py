@@ -26,15 +26,15 @@ class Resharding:
 
     def __init__(self, dim: int, workers: Workers) -> None:
         self._split = Split(dim, workers.size)
-        self._held = self._split.range_of(workers.rank)
-        self.num_held = self._held.stop - self._held.start
+        self.held = self._split.range_of(workers.rank)
+        self.num_held = self.held.stop - self.held.start
         self._workers = workers
         self.receiver: int | None = None  # who collects the rows of bases; None for all
 
     def place(self, block: Block) -> tuple[slice, Shard]:
         """Which of the numbers held here are a block's, and which of its rows."""
         rows = self._split.rows_of(block, self._workers.rank)
-        start = block.start + rows.start - self._held.start
+        start = block.start + rows.start - self.held.start
         start = start if rows.start < rows.stop else 0
         everyone = range(self._workers.size)
         ranges = [self._split.rows_of(block, worker) for worker in everyone]

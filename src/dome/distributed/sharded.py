@@ -34,6 +34,7 @@ from dome.distributed.traffic import DistributedStats
 from dome.distributed.workers import Workers
 from dome.filter import make_tracker, norm_of, pass_through
 from dome.hooking import Hooked
+from dome.masks import Masks, is_zero
 from dome.numerics.arithmetic import own_arithmetic
 from dome.options import FilterOptions, signature_of
 from dome.parameters import Layout
@@ -92,6 +93,7 @@ class ShardedFilter(Hooked):
         )
         self._whole = WholeBasis(self._resharding)
         self._source = self._options.source_for(model.module, self._layout)
+        self._masks = Masks(self._layout)
         self._local = LocalGradients(model, self._workers)
         self._gradient_bytes = self._layout.dim * self._layout.dtype.itemsize
         self._num_steps = 0
@@ -122,6 +124,7 @@ class ShardedFilter(Hooked):
     def detach(self) -> None:
         """Remove every hook; DDP averages gradients again. Can be called twice."""
         self._source.detach()
+        self._masks.detach()
         self._local.release()
         super().detach()
 
@@ -145,6 +148,7 @@ class ShardedFilter(Hooked):
         """
         self._resharding.receiver = only
         state = states.shapes_of(self._layout) | self._tracker.state_dict()
+        state |= self._masks.state_dict()
         state["num_steps"] = torch.tensor(self._num_steps)
         state |= states.stages(self._options.stages)
         return state if only in (None, self._workers.rank) else {}
@@ -153,24 +157,35 @@ class ShardedFilter(Hooked):
         """Go on from a saved state, of any number of workers or of one process."""
         states.check_model(self._layout, state)
         self._tracker.check_state(state)
+        self._masks.check_state(state)
         num_steps = states.count_in(state, "num_steps")
         # Whatever is refused is refused before anything is changed.
         states.load_stages(self._options.stages, state)
         self._tracker.load_state_dict(state)
+        self._masks.load_state_dict(state)
         self._whole.forget()
         self._num_steps = num_steps
         self._source.discard()
         self._source.arm(self._options.takes_samples(self._num_steps))
 
     def _shake_hands(self, rows: Tensor | None, gradient: Tensor) -> list[Handshake]:
+        masked = self._masks.has_news()
         mine = Handshake(
             step=self._num_steps,
             num_rows=0 if rows is None else len(rows),
-            adds_up=adds_up(rows, gradient),
+            adds_up=not masked and self._adds_up(rows, gradient),
             refused=False,
             has_gradient=has_gradient(self._layout),
+            masked=masked,
         )
-        return shake_hands(self._workers, mine)
+        everyone = shake_hands(self._workers, mine)
+        if any(handshake.masked for handshake in everyone):
+            self._masks.share(self._workers.unite_)
+        return everyone
+
+    def _adds_up(self, rows: Tensor | None, gradient: Tensor) -> bool:
+        # What a mask takes out is still in the samples, however little it is.
+        return self._masks.held is None and adds_up(rows, gradient)
 
     def _turn(
         self, rows: Tensor | None, gradient: Tensor, everyone: Sequence[Handshake]
@@ -224,6 +239,10 @@ class ShardedFilter(Hooked):
             # As in one process: what is not finite stays, for the user to see.
             projected = self._tracker.project_out(gradient, strength)
             filtered = torch.where(bad == 0, projected, gradient)
+            if self._masks.held is not None:
+                held = self._masks.held[self._resharding.held] & is_zero(gradient)
+                filtered.masked_fill_(held, 0)
         whole = self._resharding.whole(filtered, "gradient")
+        self._masks.settle(whole)
         self._norms = squares.sqrt(), norm_of(whole)
         return whole

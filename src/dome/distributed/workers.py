@@ -71,6 +71,12 @@ class Workers:
         with self.waiting(f"a sum of {kind}"):
             dist.all_reduce(tensor, group=self.group)
 
+    def unite_(self, flags: Tensor) -> None:
+        """Raise each of some bytes to the largest of all workers, in place."""
+        self.traffic.all_reduced("control", flags.nbytes)
+        with self.waiting("the entries that masks hold"):
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
+
     def scatter_sum(self, tensor: Tensor, kind: str) -> Tensor:
         """Of the sum of tensors (P n, ...) over workers, this one's part (n, ...)."""
         part = tensor.new_empty(len(tensor) // self.size, *tensor.shape[1:])
