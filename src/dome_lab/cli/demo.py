@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dome_lab.cli.screen import check_folder, console, one_line_errors, show_path, tell
+from dome_lab.cli.screen import check_folder, console, one_line_errors, show_path
 from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ def command(
         usual = experiment.QUICK if quick else experiment.Config()
         with working(), locked(out):
             plan = experiment.prepare(replace(usual, **changes), out, fresh=fresh)
-            tell(plan.damage.notes)
             _announce(plan)
             _compute(plan)
             _conclude(plan)

@@ -17,7 +17,6 @@ from dome_lab.cli.screen import (
     duration,
     one_line_errors,
     show_path,
-    tell,
     use_data,
     users_values,
 )
@@ -81,7 +80,6 @@ def command(
         folder.mkdir(exist_ok=True)
         with working(), locked(folder):
             plan = make_plan(modules, scale, folder)
-            tell([note for damage in plan.damage for note in damage.notes])
             if draw_only:
                 _draw(plan)
             else:

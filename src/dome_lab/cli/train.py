@@ -186,7 +186,7 @@ def _stored(run: Run, out: Path) -> list[Row] | None:
     from dome_lab.paper.rows import TRAINING, read_runs
 
     with locked(out.parent, patience=PATIENCE), users_values():
-        tell(mend(out).notes)
+        mend(out)
     return read_runs([out]).get((TRAINING, run))
 
 

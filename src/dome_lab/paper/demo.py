@@ -19,7 +19,7 @@ from pathlib import Path
 
 from dome_lab.paper.device import device_name
 from dome_lab.paper.jobs import Event, Job, compute_jobs
-from dome_lab.paper.mending import Damage, mend
+from dome_lab.paper.mending import mend
 from dome_lab.paper.rows import Key, Row, read_runs, record_session
 from dome_lab.paper.run import Run
 from dome_lab.paper.train import compute_run
@@ -75,14 +75,12 @@ class Plan:
         path: The file of rows.
         jobs: All the runs.
         found: The rows of finished runs; ``compute`` adds to it.
-        damage: What was broken in the file.
     """
 
     config: Config
     path: Path
     jobs: tuple[Job, ...]
     found: dict[Key, list[Row]]
-    damage: Damage
 
     @property
     def missing(self) -> list[Job]:
@@ -107,9 +105,9 @@ def prepare(config: Config, folder: Path, *, fresh: bool = False) -> Plan:
     path = folder / ROWS_FILE
     if fresh:
         path.unlink(missing_ok=True)
-    damage = mend(path)
+    mend(path)
     jobs = tuple(Job(NAME, run, compute_run) for run in runs(config))
-    return Plan(config, path, jobs, read_runs([path]), damage)
+    return Plan(config, path, jobs, read_runs([path]))
 
 
 def compute(plan: Plan, num_workers: int) -> Iterator[Event]:

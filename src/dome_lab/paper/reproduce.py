@@ -22,7 +22,7 @@ from dome_lab.paper.cost import Prediction, kind_of, predict, seconds_of
 from dome_lab.paper.device import device_name
 from dome_lab.paper.figures import FigureModule, short_name
 from dome_lab.paper.jobs import Event, Job, compute_jobs
-from dome_lab.paper.mending import Damage, mend
+from dome_lab.paper.mending import mend
 from dome_lab.paper.pictures import save_picture
 from dome_lab.paper.rows import Key, Row, read_runs, record_session
 from dome_lab.paper.run import Run
@@ -143,13 +143,11 @@ class Plan:
         found: The rows of every finished run; ``compute`` adds to it.
         missing: The runs to compute, each once, figure by figure, as far as the rows
             that were there could tell.
-        damage: What was broken in the files of these figures.
     """
 
     figures: tuple[PlannedFigure, ...]
     found: dict[Key, list[Row]]
     missing: tuple[Job, ...]
-    damage: tuple[Damage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +188,8 @@ def make_plan(modules: Mapping[str, FigureModule], scale: str, folder: Path) -> 
         folder: Where the files of this scale are; made if it is not there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    damage = tuple(mend(folder / f"{name}.jsonl") for name in modules)
+    for name in modules:
+        mend(folder / f"{name}.jsonl")
     found = read_runs(sorted(folder.glob("*.jsonl")))
     figures = tuple(
         PlannedFigure(
@@ -210,7 +209,7 @@ def make_plan(modules: Mapping[str, FigureModule], scale: str, folder: Path) -> 
         for job in jobs:
             if job.key not in found:
                 missing.setdefault(job.key, job)
-    return Plan(figures, found, tuple(missing.values()), damage)
+    return Plan(figures, found, tuple(missing.values()))
 
 
 def read_samples(plan: Plan) -> Iterator[Samples]:

@@ -42,7 +42,6 @@ def figure_sections(folder: Path, scale: str) -> list[Section]:
     """
     modules = {name: figures.load_figure(name) for name in figures.figure_names()}
     plan = make_plan(modules, scale, folder)
-    broken = {damage.path: damage.notes for damage in plan.damage}
     claims = read_claims(folder)
     sections = []
     for figure in plan.figures:
@@ -50,7 +49,7 @@ def figure_sections(folder: Path, scale: str) -> list[Section]:
         if not parts.num_ready:
             continue
         runs = {job.key: plan.found[job.key] for job in parts.jobs}
-        notes = [*broken[figure.rows_path], *parts.notes]
+        notes = [*parts.notes]
         mine = [c for c in claims if short_name(c.figure) == short_name(figure.name)]
         sections.append(
             Section(

@@ -7,7 +7,6 @@ each value of a column ``run``; ``step`` or ``epoch`` tells when they were taken
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,8 +14,7 @@ from pathlib import Path
 from dome_lab.paper.claims import FAILS, HOLDS, NOT_EVIDENCE, UNDECIDED, Claim
 from dome_lab.paper.demo import ROWS_FILE
 from dome_lab.paper.figures import short_name
-from dome_lab.paper.lock import LockedError, locked
-from dome_lab.paper.mending import Damage, found_damage, mend
+from dome_lab.paper.mending import broken_notes
 from dome_lab.paper.reproduce import CLAIMS_FILE
 from dome_lab.paper.rows import (
     NUM_ROWS,
@@ -27,7 +25,6 @@ from dome_lab.paper.rows import (
     key_of,
     meta_path,
     parse,
-    read_rows,
 )
 from dome_lab.report import claims_markdown
 from dome_lab.report.labels import MADE_BY, RUN
@@ -137,9 +134,8 @@ def read_claims(folder: Path) -> list[Claim]:
 
 
 def read_source(path: Path) -> Section:
-    """The section of one file; what is broken in it is set aside and noted."""
+    """The section of one file; lines that cannot be read are noted."""
     _check_rows(path)
-    damage = _damage(path)
     content = path.read_bytes()
     rows = [row for line in content.splitlines(True) if (row := _row(line))]
     trials, notes = _trials(rows, path.stem)
@@ -157,7 +153,7 @@ def read_source(path: Path) -> Section:
         facts,
         mine,
         [f"{path.name}: {len(rows):,} rows, SHA-256 {digest}…"],
-        [*damage.notes, *(f"{path.name}: {note}." for note in notes)],
+        [*broken_notes(path), *(f"{path.name}: {note}." for note in notes)],
     )
 
 
@@ -176,19 +172,6 @@ def _check_rows(path: Path) -> None:
             "lines), or of folders with such files"
         ) from None
     raise ValueError(f"{path}, line 1: a row is a JSON object")
-
-
-def _damage(path: Path) -> Damage:
-    """What is broken; set aside if the file is ours and nobody is writing to it."""
-    found = found_damage(path)
-    ours = any(NUM_ROWS in row for row in read_rows(path))
-    if not (found.broken and ours and os.access(path, os.W_OK)):
-        return found
-    try:
-        with locked(path.parent):
-            return mend(path)
-    except (LockedError, OSError):  # somebody is at work, or it is for looking only
-        return found
 
 
 def _row(line: bytes) -> Row | None:

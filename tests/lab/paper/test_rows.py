@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from dome_lab.paper.mending import Damage, found_damage, mend, side_path
+from dome_lab.paper.mending import broken_notes, mend
 from dome_lab.paper.rows import (
     append_run,
     finished_runs,
@@ -95,46 +95,55 @@ def test_rows_of_others_are_passed_over_and_left_alone(path):
         file.write(json.dumps(a_run(8).columns() | {"rank": -1, "of": 1}) + "\n")
     append_run(path, rows_of(5))
     before = path.read_bytes()
-    assert mend(path) == Damage(path)
+    mend(path)
     assert seeds(path) == [0, 1, 5]
     assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("broken", [b"[1]", b'{"seed": ', b"\xff\xfe", b"\0\0\0x"])
-def test_a_broken_line_is_told_once_and_kept_aside_and_the_rest_is_used(path, broken):
+def test_a_broken_line_is_refused_by_its_number_and_the_file_not_touched(path, broken):
     whole = path.read_bytes()
     path.write_bytes(broken + b"\n" + whole + b"\n" + broken + b"\n")
     append_run(path, rows_of(5))
-    damage = mend(path)
-    assert damage.broken == (1, 7)  # the sixth is empty
-    assert damage.notes == [
-        "rows.jsonl, lines 1, 7 cannot be read, kept in rows.jsonl.broken; "
-        "the rest is used."
-    ]
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"lines 1, 7 cannot be read: delete lines 1"):
+        mend(path)  # the sixth is empty
+    assert path.read_bytes() == before
     assert seeds(path) == [0, 1, 5]
-    assert path.read_bytes().startswith(whole)
-    aside = [json.loads(line) for line in side_path(path).read_text().splitlines()]
-    kept = (broken + b"\n").decode(errors="backslashreplace")
-    assert aside == [{"line": 1, "was": kept}, {"line": 7, "was": kept}]
-    assert mend(path).notes == []
-    assert len(side_path(path).read_text().splitlines()) == 2
+    lines = before.splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[1:6], *lines[7:]]))
+    mend(path)
+    assert seeds(path) == [0, 1, 5]
 
 
-def test_the_other_rows_of_a_run_with_a_broken_one_go_with_it(tmp_path):
+def test_the_other_rows_of_a_run_with_a_broken_one_are_to_go_with_it(tmp_path):
     path = tmp_path / "rows.jsonl"
     for seed in (0, 1, 2):
         append_run(path, rows_of(seed, length=3))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:4], b"x" + lines[4], *lines[5:]]))
-    damage = mend(path)
-    assert (damage.broken, damage.lacking) == ((5,), (4, 6))
-    assert damage.notes[1] == (
-        "rows.jsonl, lines 4, 6: of a run that lacks rows, kept in rows.jsonl.broken."
-    )
-    assert path.read_bytes() == b"".join(lines[:3] + lines[6:])
-    # Otherwise these two and the first row of a new run could be taken for a whole one.
+    with pytest.raises(
+        ValueError, match=r"line 5 cannot be read: delete lines 4, 5, 6"
+    ):
+        mend(path)
+    path.write_bytes(b"".join([*lines[:3], *lines[6:]]))
+    mend(path)
     append_run(path, rows_of(1, length=3))
     assert finished_runs(read_rows(path))["train", a_run(1)][1]["epoch"] == 1
+
+
+@pytest.mark.parametrize("place", [3, 4, 5])
+def test_rows_of_a_run_that_lacks_some_are_of_no_run(tmp_path, place):
+    path = tmp_path / "rows.jsonl"
+    for seed in (0, 1, 2):
+        append_run(path, rows_of(seed, length=3))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:place], *lines[place + 1 :]]))
+    mend(path)
+    append_run(path, rows_of(1, length=3))
+    assert seeds(path) == [0, 2, 1]
+    epochs = [r["epoch"] for r in finished_runs(read_rows(path))["train", a_run(1)]]
+    assert epochs == [0, 1, 2]
 
 
 def test_a_file_that_is_only_looked_at_is_left_as_it_is(path):
@@ -142,11 +151,10 @@ def test_a_file_that_is_only_looked_at_is_left_as_it_is(path):
         file.write("broken\n")
     append_run(path, rows_of(5))
     before = path.read_bytes()
-    assert found_damage(path).notes == [
+    assert broken_notes(path) == [
         "rows.jsonl, line 5 cannot be read; the rest is used."
     ]
     assert path.read_bytes() == before
-    assert not side_path(path).exists()
 
 
 @pytest.mark.parametrize("content", ["my notes\n", "a\nb", "[1]\n", "{}", "\xff"])
