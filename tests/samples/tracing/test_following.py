@@ -29,6 +29,8 @@ KEEPING = {
     "types": lambda h: h.float().double().contiguous().clone(),
     "gelu": lambda h: F.gelu(h) / 2,
     "into zeros": lambda h: torch.zeros(h.shape).add_(h),
+    "empty memory": lambda h: torch.empty_like(h).fill_(2.0) * h,
+    "noise": lambda h: 0 * torch.empty_like(h).uniform_(0.9, 1.1) + h,
 }
 MOVING = {
     "permute": lambda h: h.permute(1, 2, 0).tanh().permute(2, 0, 1),
@@ -48,10 +50,15 @@ MOVING = {
     "stack of the transposed": lambda h: torch.stack([h.mT, h.mT]).transpose(0, 1)[
         :, 0
     ],
+    "scatter elsewhere": lambda h: torch.zeros(len(h), 6, 4).scatter_reduce(
+        1, SPOTS[:, None].expand(h.shape), h, "amax", include_self=False
+    ),
+    "index_add elsewhere": lambda h: torch.zeros(len(h), 6, 4).index_add(1, SPOTS, h),
     "matmul": lambda h: h @ h.mT.softmax(-1),
     "matmul of more": lambda h: (h[:, None] @ h[:, None].mT)[:, 0],
     "matmul with constants": lambda h: torch.ones(4, 4) @ h,
 }
+SPOTS = torch.tensor([4, 0, 4, 1])  # and none of 2, 3 and 5
 
 
 def model_that(change):

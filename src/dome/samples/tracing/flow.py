@@ -321,7 +321,9 @@ _MOVES: dict[Callable[..., Value], Callable[[Step], Axis | None]] = {
     **dict.fromkeys(operations("nonzero", "argwhere", "unique", "bincount"), _lost),
     **dict.fromkeys(operations("histc", "searchsorted", "unique_consecutive"), _lost),
     **dict.fromkeys(operations("new_zeros", "new_ones", "new_empty"), _sized),
-    **dict.fromkeys(operations("new_full"), _sized),
+    **dict.fromkeys(operations("new_full", "full_like", "empty_like"), _sized),
+    **dict.fromkeys(operations("zeros_like", "ones_like", "rand_like"), _sized),
+    **dict.fromkeys(operations("randn_like", "randint_like"), _sized),
     torch.Tensor.__getitem__: _indexed,
     torch.Tensor.__setitem__: _assigned,
 }

@@ -38,7 +38,12 @@ from dome.samples.tracing.step import (
 from dome.samples.tracing.writing import WRITES
 from dome.torch_private import fused
 
-_CREATING = frozenset(operations("new_zeros", "new_ones", "new_empty", "new_full"))
+_CREATING = frozenset(
+    operations(
+        *("new_zeros", "new_ones", "new_empty", "new_full", "zeros_like", "ones_like"),
+        *("empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
+    )
+)
 # Arguments of these line up from the right: samples must lie in the same dimension.
 _ALIGNED = BROADCASTING | frozenset(operations("scaled_dot_product_attention"))
 

@@ -44,10 +44,10 @@ def written(step: Step) -> tuple[Place | None, Tensor | None]:
     source = step.ids(value) if isinstance(value, Tensor) else None
     if source is None:
         return place, None
-    if step.func in _ASSIGNS:
-        axis = _plain(step, x, value)
-        if axis is not None:
-            return axis, None
+    plain = _plain if step.func in _ASSIGNS else _row_by_row
+    axis = plain(step, x, value)
+    if axis is not None:
+        return axis, None
     own = step.ids(x)
     if own is None:
         own = torch.full((1,) * x.ndim, NOBODY, device=x.device)
@@ -80,6 +80,15 @@ def _plain(step: Step, x: Tensor, value: Tensor) -> Axis | None:
     spot = x[index].ndim - value.ndim + axis.dim
     same = inside is not None and (inside.dim, inside.inner) == (spot, axis.inner)
     return own if same else None
+
+
+def _row_by_row(step: Step, x: Tensor, value: Tensor) -> Axis | None:
+    """The layout of what is scattered along another dimension into a constant."""
+    axis = step.axes(value)
+    if axis is None or step.place(x) is not None or step.func in _BY_MASK:
+        return None
+    elsewhere = step.argument(1, "dim") % x.ndim != axis.dim
+    return axis if elsewhere and x.shape[axis.dim] == value.shape[axis.dim] else None
 
 
 def _filled(step: Step, ids: Tensor) -> Tensor:
