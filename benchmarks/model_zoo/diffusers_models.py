@@ -14,11 +14,10 @@ B = 3
 def made(
     name: str,
     inputs: Callable[[], dict[str, Any]],
-    allowed: float | None = None,
     **config: Value,
 ) -> Callable[[], Case]:
     """A case of a model class by its name."""
-    return lambda: Case(getattr(diffusers, name)(**config), inputs(), allowed=allowed)
+    return lambda: Case(getattr(diffusers, name)(**config), inputs())
 
 
 def noisy(
@@ -206,7 +205,6 @@ DIFFUSERS: dict[str, Callable[[], Case]] = {
     "Sana": made(
         "SanaTransformer2DModel",
         tokens(encoder_hidden_states=text()),
-        1e-4,  # its attention runs in float32, whatever the model's type
         sample_size=8,
         patch_size=1,
         in_channels=4,

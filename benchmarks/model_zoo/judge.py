@@ -1,157 +1,279 @@
-"""One model of the zoo: are its captured rows those of one backward a sample?"""
+"""One model of the zoo: does a filter change its forward pass, are its rows exact?
 
-from collections.abc import Callable
-from dataclasses import dataclass
+Shapes: rows (B, D), one sample a row.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import dome
 from dome.parameters import Layout
 from dome.samples import PerSample
+from dome.samples.tracing.nested import all_tensors
+from dome.verification import ROUNDINGS, TOLERANCE
 
 # Whatever other people's models take and return.
 Value = Any
+Inputs = dict[str, Any]
 
-# Two ways to sum the same numbers, relative to the largest entry of the parameter.
 BATCH = 3
-ALLOWED = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model and one batch for it.
+    """A model as it is shipped, and one batch for it.
 
     Attributes:
         model: Built from a small random configuration.
         inputs: What it is called with, by name.
-        split: The inputs of sample b alone; by the first dimension if not given.
-        dtype: float32 only where torch has no float64 kernel.
+        split: The inputs of sample b alone; as ``dome.verify`` does if not given.
         batch: How many samples.
-        allowed: Deviation that rounding explains, if not that of the type.
+        frozen: Whether its batch norms are in evaluation mode.
     """
 
     model: nn.Module
-    inputs: dict[str, Any]
-    split: Callable[[dict[str, Any], int], dict[str, Any]] | None = None
-    dtype: torch.dtype = torch.float64
+    inputs: Inputs
+    split: Callable[[Inputs, int], Inputs] | None = None
     batch: int = BATCH
-    allowed: float | None = None
+    frozen: bool = False
+
+    def typed(self, inputs: Inputs, dtype: torch.dtype) -> Inputs:
+        """Inputs with their real numbers in a type."""
+        return {k: _as(v, dtype) for k, v in inputs.items()}
+
+    def put(
+        self, dtype: torch.dtype, *, training: bool = True
+    ) -> tuple[nn.Module, Inputs]:
+        """The model and its inputs in a type and a mode."""
+        model = self.model.to(dtype).train(training)
+        for module in model.modules() if self.frozen else ():
+            if "BatchNorm" in type(module).__name__:
+                module.eval()
+        return model, self.typed(self.inputs, dtype)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the zoo found of one model."""
+    """What the zoo found of one model.
+
+    Attributes:
+        library: Which of the zoo's tables it is in.
+        name: What the table calls it.
+        forward: "identical" if a filter changes no bit of any result, in training and
+            in evaluation; "differs"; empty if the filter refuses the model.
+        result: "exact", "exact with ...", "refused", "wrong", "not tried" or "failed".
+        error: Largest deviation of a row, over the parameter's largest entry.
+        dtype: The type whose roundings explain the error: float32 where torch has no
+            float64 kernel, or where the model itself computes in float32.
+        reason: Of a refusal, or where it is wrong.
+    """
 
     library: str
     name: str
+    forward: str
     result: str
-    reason: str = ""
     error: float | None = None
+    dtype: str = ""
+    reason: str = ""
 
 
-# What to try where a model as it is cannot be captured, as the table says it.
-OPTIONS: dict[str, tuple[bool, dict[str, Any]]] = {
-    "": (False, {}),
-    "`.eval()` on its batch norms": (True, {}),
-    "`allow_mixing=True`": (False, {"allow_mixing": True}),
-}
-
-
+@patch("torch.seed", lambda: 0)  # where Reformer takes the seeds of its layers from
 def judge(library: str, name: str, make: Callable[[], Case]) -> Verdict:
-    """Compare the rows of one model with one backward a sample."""
-    torch.manual_seed(0)
-    case = make()
-    model = _prepared(case)
+    """What a filter does to one model, as it is and with its batch norms frozen."""
     refusal = ""
-    for option, (frozen, keywords) in OPTIONS.items():
-        if frozen:
-            _freeze_norms(model)
-        _loss(model(**_typed(case.inputs, case.dtype)))  # a failure of its own is none
+    for option, frozen in (("", False), (" with `.eval()` on its batch norms", True)):
+
+        def again(frozen: bool = frozen) -> Case:
+            _seed()
+            return replace(make(), frozen=frozen)
+
+        forward, dtype = "", _dtype(again)
         try:
-            rows = _captured(model, case, **keywords)
-        except (RuntimeError, ValueError) as error:
-            refusal = refusal or str(error)
+            forward = "identical" if _is_identical(again()) else "differs"
+            error, where = max(_in_training(again(), dtype), _alone(again(), dtype))
+        except (RuntimeError, ValueError, TypeError) as problem:
+            refusal = refusal or str(problem)
             continue
-        literal = _one_backward_a_sample(model, case)
-        error = _largest_error(model, literal, rows)
-        exact = error <= (case.allowed or ALLOWED[case.dtype])
-        if keywords and not exact:
-            break  # who allows mixing must know; here it would be wrong
-        result = ("exact" if not option else f"with {option}") if exact else "wrong"
-        return Verdict(library, name, result, refusal, error)
-    return Verdict(library, name, "refused", refusal)
+        if error > TOLERANCE[dtype] and _computes_in_float32(again()):
+            dtype = torch.float32
+        exact = error <= TOLERANCE[dtype]
+        result = f"exact{option}" if exact else "wrong"
+        reason = refusal if exact else where
+        return Verdict(library, name, forward, result, error, _plain(dtype), reason)
+    return Verdict(library, name, forward, "refused", reason=refusal)
 
 
-def _prepared(case: Case) -> nn.Module:
-    """In training mode, but without anything that is drawn anew in every pass."""
-    model = case.model.to(case.dtype).train()
-    for module in model.modules():
-        for key, value in list(vars(module).items()):
-            drops = "drop" in key or (key == "p" and "Drop" in type(module).__name__)
-            if drops and isinstance(value, float):
-                setattr(module, key, 0.0)
-    return model
+def _plain(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def _freeze_norms(model: nn.Module) -> None:
-    for module in model.modules():
-        if "BatchNorm" in type(module).__name__:
-            module.eval()
+def _seed() -> None:
+    """The generators that models draw from: dropout, SpecAugment's masks, LayerDrop."""
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002 (what Transformers draws from)
+    random.seed(0)
 
 
-def _captured(model: nn.Module, case: Case, **keywords: Value) -> Tensor:
-    source = PerSample(model, Layout(model), **keywords)
+def _dtype(again: Callable[[], Case]) -> torch.dtype:
+    """float64 if the model as it is can train in it; a failure of its own is none."""
     try:
+        _run(again(), torch.float64).backward()
+    except RuntimeError:
+        _run(again(), torch.float32).backward()
+        return torch.float32
+    return torch.float64
+
+
+class _Types(TorchDispatchMode):
+    """The types of what is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[torch.dtype] = set()
+
+    def __torch_dispatch__(
+        self, func: Value, types: Value, args: Value = (), kwargs: Value = None
+    ) -> Value:
+        found = func(*args, **(kwargs or {}))
+        self.seen |= {t.dtype for t in all_tensors(found)}
+        return found
+
+
+def _computes_in_float32(case: Case) -> bool:
+    with _Types() as types:
+        _run(case, torch.float64)
+    return torch.float32 in types.seen
+
+
+def _run(case: Case, dtype: torch.dtype) -> Tensor:
+    model, inputs = case.put(dtype)
+    return _loss(model(**inputs))
+
+
+def _is_identical(case: Case) -> bool:
+    """Whether every result is the same, bit for bit, with a filter attached."""
+    optimizer = torch.optim.SGD(case.model.parameters(), lr=0.1)
+    same = True
+    for training in (True, False):
+        model, inputs = case.put(torch.float32, training=training)
+        plain, twice = _results(model, inputs), _results(model, inputs)
+        if not _equal(plain, twice):
+            raise ArithmeticError("the model itself gives other results each time")
+        with dome.attach(model, optimizer, rank=2):
+            same &= _equal(plain, _results(model, inputs))
+    return same
+
+
+def _results(model: nn.Module, inputs: Inputs) -> list[Tensor]:
+    _seed()
+    return [t.detach().clone() for t in all_tensors(model(**inputs))]
+
+
+def _equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
+Error = tuple[float, str]
+
+
+def _in_training(case: Case, dtype: torch.dtype) -> Error:
+    """Rows in training mode, against the share of each sample in the same results.
+
+    The literal rows are vector-Jacobian products of the results of one sample: the same
+    forward pass, so that dropout and masks are the same.
+    """
+    model, inputs = case.put(dtype)
+    layout = Layout(model)
+    rows = _captured(model, inputs, layout, case.batch)
+    _seed()
+    result = _result(model(**inputs))
+    (delta,) = torch.autograd.grad(_loss(result), result, retain_graph=True)
+    literal = []
+    for b in range(case.batch):
+        own = torch.zeros_like(delta)
+        own[b] = delta[b]
+        literal.append(_gradient(result, own, layout))
+    return _worst("in training", layout, rows, torch.stack(literal))
+
+
+def _gradient(result: Tensor, delta: Tensor, layout: Layout) -> Tensor:
+    parameters = layout.parameters
+    grads = torch.autograd.grad(
+        result, parameters, delta, retain_graph=True, allow_unused=True
+    )
+    pairs = zip(parameters, grads, strict=True)
+    flat = [(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs]
+    return torch.cat(flat)
+
+
+def _captured(model: nn.Module, inputs: Inputs, layout: Layout, batch: int) -> Tensor:
+    with _source(model, layout) as source:
         model.zero_grad()
-        _loss(model(**_typed(case.inputs, case.dtype))).backward()
+        _seed()
+        _loss(model(**inputs)).backward()
         rows = source.take()
+        if rows is None or len(rows) != batch:
+            found = "no" if rows is None else len(rows)
+            raise RuntimeError(f"{found} rows of {batch} samples")
+        return rows.clone()
+
+
+@contextmanager
+def _source(model: nn.Module, layout: Layout) -> Iterator[PerSample]:
+    source = PerSample(model, layout)
+    try:
+        yield source
     finally:
         source.detach()
-    if rows is None or len(rows) != case.batch:
-        raise RuntimeError(f"{rows if rows is None else len(rows)} rows")
-    return rows.clone()
 
 
-def _largest_error(model: nn.Module, literal: Tensor, rows: Tensor) -> float:
-    """Largest deviation over the largest entry of the same parameter."""
+def _alone(case: Case, dtype: torch.dtype) -> Error:
+    """Rows in evaluation mode, against one forward and backward a sample."""
+    if case.split is None:
+        model, inputs = case.put(dtype)
+        report = dome.verify(model, _loss, inputs)
+        return max((e.error, f"alone: {e.name}") for e in report.errors)
+    model, inputs = case.put(dtype, training=False)
+    layout = Layout(model)
+    rows, literal = _captured(model, inputs, layout, case.batch), []
+    for b in range(case.batch):
+        model.zero_grad()
+        own = case.typed(case.split(case.inputs, b), dtype)
+        _loss(model(**own)).backward()
+        literal.append(layout.gather())
+    return _worst("alone", layout, rows, torch.stack(literal))
+
+
+def _worst(how: str, layout: Layout, rows: Tensor, literal: Tensor) -> Error:
+    """Largest deviation over the largest entry of the same parameter, and its name."""
     if not literal.isfinite().all() or not literal.any(dim=1).all():
         raise ArithmeticError("a gradient of zero or not finite compares nothing")
-    worst = 0.0
-    for slot in Layout(model).slots:
-        columns = slice(slot.start, slot.stop)
-        scale = literal[:, columns].abs().max()
-        # A gradient that is zero but for rounding (the bias before a normalisation) is
-        # measured against the whole.
-        scale = torch.maximum(scale, 1e-5 * literal.abs().max())
-        off = (rows[:, columns] - literal[:, columns]).abs().max() / scale
-        worst = max(worst, float(off))
+    rounding = ROUNDINGS * torch.finfo(literal.dtype).eps / TOLERANCE[literal.dtype]
+    worst = (0.0, "")
+    for slot in layout.slots:
+        own = slice(slot.start, slot.stop)
+        largest = literal[:, own].abs().max()
+        scale = torch.maximum(largest, rounding * literal.abs().max())
+        off = (rows[:, own] - literal[:, own]).abs().max() / scale
+        worst = max(worst, (float(off), f"{how}: {slot.name}"))
     return worst
 
 
-def _one_backward_a_sample(model: nn.Module, case: Case) -> Tensor:
-    layout, rows = Layout(model), []
-    for b in range(case.batch):
-        own = (case.split or by_first_dimension)(case.inputs, b)
-        model.zero_grad()
-        _loss(model(**_typed(own, case.dtype))).backward()
-        rows.append(layout.gather())
-    return torch.stack(rows)
-
-
-def by_first_dimension(inputs: dict[str, Any], b: int) -> dict[str, Any]:
-    """The inputs of sample b where all tensors hold samples first."""
-    return {
-        k: v[b : b + 1] if isinstance(v, Tensor) and v.ndim and len(v) == BATCH else v
-        for k, v in inputs.items()
-    }
-
-
-def _typed(inputs: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    return {
-        k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v
-        for k, v in inputs.items()
-    }
+def _as(value: Value, dtype: torch.dtype) -> Value:
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    # A batch of graphs as one object.
+    return value.apply(lambda t: _as(t, dtype)) if hasattr(value, "apply") else value
 
 
 _RESULTS = (
@@ -165,14 +287,18 @@ _RESULTS = (
 
 def _loss(output: Value) -> Tensor:
     """A sum over samples of something that depends on every entry of the results."""
+    result = _result(output)
+    weights = torch.linspace(0.5, 1.5, result[0].numel(), dtype=result.dtype)
+    return (result.tanh() * weights.view(result[0].shape)).sum()
+
+
+def _result(output: Value) -> Tensor:
+    """The tensor of a model's results that the loss is taken of."""
+    if isinstance(output, Tensor):
+        return output
     for name in _RESULTS:
-        if not isinstance(output, Tensor) and getattr(output, name, None) is not None:
-            output = getattr(output, name)
-    first = output if isinstance(output, Tensor) else _first(output)
-    weights = torch.linspace(0.5, 1.5, first[0].numel(), dtype=first.dtype)
-    return (first.tanh() * weights.view(first[0].shape)).sum()
-
-
-def _first(output: Value) -> Tensor:
+        found = getattr(output, name, None)
+        if found is not None:
+            return _result(found)
     values = output.values() if hasattr(output, "values") else output
     return next(v for v in values if isinstance(v, Tensor) and v.requires_grad)
