@@ -214,3 +214,24 @@ def test_results_that_hold_no_samples_are_named(rng):
         dome.verify(model, lambda z, y: z.sum(), x, y)
     with pytest.raises(ValueError, match="no tensor whose first dimension"):
         dome.verify(model, None, {"scale": 2.0})
+
+
+def test_inputs_without_samples_are_declared():
+    class Operator(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.branch, self.trunk = nn.Linear(5, 4), nn.Linear(2, 4)
+
+        def forward(self, u, grid):
+            return self.branch(u) @ self.trunk(grid).tanh().T
+
+    model, inputs = Operator(), (torch.randn(6, 5), torch.randn(6, 2))
+
+    def loss(out):
+        return out.square().mean()
+
+    with pytest.raises(RuntimeError, match=r"'grid'.*samples_in"):
+        dome.verify(model, loss, inputs)
+    assert dome.verify(model, loss, inputs, samples_in="u").ok
+    with pytest.raises(ValueError, match="samples_in names 'x'"):
+        dome.verify(model, loss, inputs, samples_in="x")

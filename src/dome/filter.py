@@ -23,6 +23,7 @@ from dome.numerics.factors import FactorBatch
 from dome.numerics.shard import Shard, Total, alone
 from dome.options import Downstream, FilterOptions, signature_of
 from dome.parameters import Block, Layout, selected
+from dome.samples import declared
 from dome.samples.protocol import gives_factors
 from dome.torch_private import norms_of
 from dome.trackers import Tracker
@@ -45,8 +46,8 @@ class GradientFilter(Hooked):
             tensors, names, or patterns of names such as "encoder.*".
         **options: Those of ``dome.options.FilterOptions``: tracker, layout, samples,
             update_every, oversample, strength, warmup, forget, after, loss_reduction,
-            generator, basis_dtype, direction_rank, stream, batch_dim, allow_mixing,
-            ignore_penalty, scaler.
+            generator, basis_dtype, direction_rank, stream, batch_dim, samples_in,
+            allow_mixing, ignore_penalty, scaler.
     """
 
     def __init__(
@@ -103,7 +104,12 @@ class GradientFilter(Hooked):
         self._tracker.update_block(name, rows, self._options.sample_scale(len(rows)))
         self._streaming += time.perf_counter() - start
 
-    def watch(self, *inputs: object) -> AbstractContextManager[None]:
+    def watch(
+        self,
+        *inputs: object,
+        samples_in: str | Sequence[str] | None = None,
+        **named: object,
+    ) -> AbstractContextManager[None]:
         """Capture what is computed inside, as a call of the model with these inputs.
 
         For a step that calls parts of the model one by one, or a method of it, instead
@@ -112,8 +118,11 @@ class GradientFilter(Hooked):
         Args:
             *inputs: What the step starts from. The first tensor inside tells the
                 number of samples.
+            samples_in: Which inputs hold samples: by name, or "inputs[0]" for those
+                without one. If not given, those that the filter was attached with.
+            **named: The same by name.
         """
-        return self._source.watch(inputs)
+        return self._source.watch(inputs, named, declared(samples_in))
 
     def paused(self) -> AbstractContextManager[None]:
         """Let forward passes inside go by: their gradients are no sample's.

@@ -18,6 +18,7 @@ from dome.samples import (
     KINDS,
     SampleSource,
     Use,
+    declared,
     for_directions,
     source_for,
 )
@@ -62,6 +63,9 @@ class FilterOptions:
             one layer's rows exist at a time. Needs ``layout="layerwise"`` and takes one
             backward pass per step.
         batch_dim: Which dimension of the model's input enumerates samples, if not 0.
+        samples_in: Which inputs of the model hold samples, by their names in
+            ``forward()``: "x", or "batch['ids']" inside a nested one; all others hold
+            none. Needed where the sizes of the inputs do not tell.
         allow_mixing: Let parameters meet tensors in which samples were mixed along
             their axis: a sample's row then is its share of the batch loss.
         ignore_penalty: Do not ask whether the samples account for all of the gradient,
@@ -85,6 +89,7 @@ class FilterOptions:
     direction_rank: int | None = None
     stream: bool = False
     batch_dim: int | None = None
+    samples_in: str | Sequence[str] | None = None
     allow_mixing: bool = False
     ignore_penalty: bool = False
     scaler: torch.amp.GradScaler | None = None
@@ -104,6 +109,7 @@ class FilterOptions:
                 )
         if not callable(self.strength):
             _check_strength(self.strength)
+        self._check_samples_in()
         self._check_direction_rank()
         self._check_stream()
         if callable(self.tracker):
@@ -128,6 +134,13 @@ class FilterOptions:
         for name in ("direction_rank", "batch_dim"):
             if getattr(self, name) is not None:
                 check_whole(**{name: getattr(self, name)})
+
+    def _check_samples_in(self) -> None:
+        if declared(self.samples_in) and self.samples != "per_sample":
+            raise ValueError(
+                f'samples_in needs samples="per_sample", got {self.samples!r}, which '
+                f"does not look at the model's inputs: leave samples_in out"
+            )
 
     def _check_direction_rank(self) -> None:
         if self.direction_rank is None:
@@ -226,6 +239,7 @@ class FilterOptions:
             model,
             layout,
             batch_dim=self.batch_dim,
+            samples_in=declared(self.samples_in),
             allow_mixing=self.allow_mixing,
             ignore_penalty=self.ignore_penalty,
             choose=None if rank is None else for_directions(rank),

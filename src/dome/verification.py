@@ -3,7 +3,7 @@
 Shapes: G (B, D), one sample a row, parameters one after the other.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from dome.samples.functional import sample_shares
 from dome.samples.literal import Call, Inputs, loss_of, shares, weighted_losses
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.refuse import check_capturable
+from dome.samples.tracing.roles import Roles, Signature, check_names, declared
 
 # Two ways to sum the same numbers differ by a few roundings of the largest one.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -86,6 +87,8 @@ def verify(
     loss_fn: Callable[..., Tensor] | None,
     x: Inputs,
     y: Tensor | None = None,
+    *,
+    samples_in: str | Sequence[str] | None = None,
     **inputs: Value,
 ) -> Report:
     """Compare captured samples with one forward and backward a sample.
@@ -103,19 +106,22 @@ def verify(
             to the weight that the sample has in the batch.
         x: Inputs, shape (B, ...); a tuple of them, or a dictionary of named ones.
         y: Targets, shape (B, ...).
+        samples_in: Which inputs hold samples, as in ``dome.attach``.
         **inputs: More inputs by their names.
     """
     check_capturable(model)  # in the mode it is trained in
     layout = Layout(model)
-    batch = Call.of(x, inputs)
+    names = declared(samples_in)
+    check_names(model, names)
+    batch = Call.of(x, inputs, Roles(Signature.of(model), names))
     extra: tuple[ParameterError, ...] = ()
     with _evaluating(model):
         if loss_fn is None:
-            captured = sample_shares(model, lambda: loss_of(batch.run(model)))
+            captured = sample_shares(model, lambda: loss_of(batch.run(model)), names)
             literal, missed = weighted_losses(model, layout, batch, captured)
             extra = (ParameterError("(the loss itself)", missed),)
         else:
-            captured = _captured(model, loss_fn, batch, x, y)
+            captured = _captured(model, loss_fn, batch, x, y, names)
             literal = shares(model, layout, loss_fn, batch, y) * len(captured)
     errors = tuple(
         ParameterError(slot.name, _deviation(captured, literal, slot))
@@ -130,11 +136,12 @@ def _captured(
     batch: Call,
     x: Inputs,
     y: Tensor | None,
+    samples_in: tuple[str, ...] | None,
 ) -> Tensor:
     if isinstance(x, Tensor) and y is not None and not batch.kwargs:
         return per_sample_gradients(model, loss_fn, x, y)
     targets = () if y is None else (y,)
-    rows = sample_shares(model, lambda: loss_fn(batch.run(model), *targets))
+    rows = sample_shares(model, lambda: loss_fn(batch.run(model), *targets), samples_in)
     return rows * len(rows)
 
 

@@ -202,7 +202,7 @@ class DomeCallback(pl.Callback):  # type: ignore[misc] # Lightning is not type-c
 
         @wraps(original)
         def training_step(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            with grad_filter.watch(args, kwargs):
+            with grad_filter.watch(*args, **kwargs):
                 return original(*args, **kwargs)
 
         strategy.training_step = training_step

@@ -11,6 +11,7 @@ from dome.samples.sources.per_sample import PerSample
 from dome.samples.store.factors import Choose, for_directions
 from dome.samples.store.streamed import Use
 from dome.samples.tracing.refuse import check_one_process
+from dome.samples.tracing.roles import declared
 
 __all__ = [
     "Choose",
@@ -19,6 +20,7 @@ __all__ = [
     "PerSample",
     "SampleSource",
     "Use",
+    "declared",
     "for_directions",
     "per_sample_gradients",
     "source_for",
@@ -33,6 +35,7 @@ def source_for(
     layout: Layout,
     *,
     batch_dim: int | None = None,
+    samples_in: tuple[str, ...] | None = None,
     allow_mixing: bool = False,
     ignore_penalty: bool = False,
     choose: Choose | None = None,
@@ -45,6 +48,7 @@ def source_for(
         model: The model to watch.
         layout: Its tracked parameters.
         batch_dim: The dimension of the input that enumerates the samples, if not 0.
+        samples_in: The names of the inputs that hold samples.
         allow_mixing: Let tracked parameters meet samples that were mixed.
         ignore_penalty: Do not ask whether samples account for all of the gradient.
         choose: Which per-sample gradients are kept as products.
@@ -58,6 +62,11 @@ def source_for(
             "stream=True takes samples from dome's own capture, and this model has "
             "Opacus' grad_sample: leave stream out, or take the model out of Opacus"
         )
+    if samples_in and carries_grad_sample(model):
+        raise ValueError(
+            "samples_in is for dome's own capture, and this model has Opacus' "
+            "grad_sample, which finds samples by itself: leave samples_in out"
+        )
     if kind == "microbatch":
         return MicroBatch(model, layout)
     if carries_grad_sample(model):
@@ -66,6 +75,7 @@ def source_for(
         model,
         layout,
         batch_dim=batch_dim,
+        samples_in=samples_in,
         allow_mixing=allow_mixing,
         ignore_penalty=ignore_penalty,
         choose=choose,

@@ -49,16 +49,21 @@ def per_sample_gradients(
     return rows * len(rows) if loss_reduction == "mean" else rows
 
 
-def sample_shares(model: nn.Module, compute_loss: Callable[[], Tensor]) -> Tensor:
+def sample_shares(
+    model: nn.Module,
+    compute_loss: Callable[[], Tensor],
+    samples_in: tuple[str, ...] | None = None,
+) -> Tensor:
     """Gradients of the samples' shares of a loss, rows (B, D) that sum to its gradient.
 
     Args:
         model: The network.
         compute_loss: Calls the model and returns a scalar.
+        samples_in: The names of the inputs that hold samples.
     """
     layout = Layout(model)
     check_capturable(model)
-    rows, capture = Rows(layout, functional=True), Capture(model)
+    rows, capture = Rows(layout, functional=True), Capture(model, samples_in=samples_in)
     with capture_paused(model):
         capture.subscribe(rows)
         try:

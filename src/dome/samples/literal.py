@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dome.parameters import Layout
 from dome.samples.sources.capture import capture_paused
 from dome.samples.tracing.nested import Value, all_tensors
+from dome.samples.tracing.roles import Roles
 
 Inputs = Tensor | tuple[Value, ...] | list[Value] | Mapping[str, Value]
 
@@ -23,15 +24,17 @@ class Call:
     Attributes:
         args: Inputs by place.
         kwargs: Inputs by name.
-        num_samples: B, the length of the first tensor.
+        num_samples: B, the length of the first tensor that holds samples.
+        held: The ``id`` of every tensor that holds samples, if they are declared.
     """
 
     args: tuple[Value, ...]
     kwargs: dict[str, Value]
     num_samples: int
+    held: frozenset[int] | None = None
 
     @classmethod
-    def of(cls, x: Inputs, more: Mapping[str, Value]) -> "Call":
+    def of(cls, x: Inputs, more: Mapping[str, Value], roles: Roles) -> "Call":
         """From one tensor, a tuple of inputs or a dictionary of named ones."""
         named = dict(x) if isinstance(x, Mapping) else {}
         args = () if isinstance(x, Mapping) else (x,) if isinstance(x, Tensor) else x
@@ -41,7 +44,12 @@ class Call:
             raise ValueError(
                 "the inputs have no tensor whose first dimension is samples"
             )
-        return cls(tuple(args), kwargs, len(first))
+        if roles.declared is None:
+            return cls(tuple(args), kwargs, len(first))
+        inputs = roles.named(tuple(args), kwargs)
+        batch, places = roles.assigned(inputs, 0)
+        held = frozenset(id(t) for name, t in inputs if name in places)
+        return cls(tuple(args), kwargs, batch, held)
 
     def run(self, model: nn.Module) -> Value:
         """What the model returns."""
@@ -51,7 +59,11 @@ class Call:
         """Sample b alone: its entry of every tensor that holds B of them."""
 
         def own(t: Tensor) -> Tensor:
-            return t[b : b + 1] if t.ndim and len(t) == self.num_samples else t
+            if self.held is None:
+                mine = bool(t.ndim) and len(t) == self.num_samples
+            else:
+                mine = id(t) in self.held
+            return t[b : b + 1] if mine else t
 
         args, kwargs = rebuilt((self.args, self.kwargs), own)
         return Call(args, kwargs, 1)

@@ -12,12 +12,17 @@ factors (``dome.numerics.factors``), so that nothing of size B·D is ever formed
 kinds are collected by takers of one capture; see ``dome.samples.store.wanted``.
 """
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
 from dome.numerics.factors import FactorBatch
+
+# No named inputs.
+NONE: Mapping[str, object] = MappingProxyType({})
 
 
 class SampleSource(Protocol):
@@ -30,8 +35,19 @@ class SampleSource(Protocol):
         step knows what was written since.
         """
 
-    def watch(self, inputs: object) -> AbstractContextManager[None]:
-        """Capture what is computed inside, as a call of the model with these inputs."""
+    def watch(
+        self,
+        inputs: Sequence[object],
+        named: Mapping[str, object] = NONE,
+        samples_in: tuple[str, ...] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Capture what is computed inside, as a call of the model with these inputs.
+
+        Args:
+            inputs: Those without a name; they are called ``inputs[0]`` and so on.
+            named: Those with one.
+            samples_in: Which of them hold samples, if not what the model's own do.
+        """
 
     def expect(self, loss: Tensor) -> None:
         """Announce that ``backward()`` starts at this tensor next."""

@@ -58,6 +58,8 @@ MIXES = {
     "instance norm across": lambda h: F.instance_norm(h.T[None])[0].T,
     "enlarged": lambda h: F.interpolate(h[None, None], scale_factor=3)[0, 0, :4, :4],
     "columns kept short": lambda h: h.renorm(2, 1, 0.1),
+    "linear of pairs": lambda h: F.linear(h, h),
+    "joined with itself turned": lambda h: torch.cat([h, h.T], 1)[:, 2:6],
     "products of pairs": lambda h: torch.mm(torch.mm(h, h.T), h),
     "mm from the left": lambda h: torch.mm(torch.ones(B, B), h),
     "a table of samples": lambda h: F.embedding(ORDER, h),

@@ -212,7 +212,7 @@ def contrastive(logits):
 
 def test_the_parameter_that_meets_coupled_samples_is_named():
     model = Pair()
-    source = PerSample(model, Layout(model))
+    source = PerSample(model, Layout(model), samples_in=("u", "v"))
     with pytest.raises(RuntimeError, match=r"'scale'"):
         model(torch.randn(4, 3), torch.randn(4, 3))
     source.detach()
@@ -221,7 +221,7 @@ def test_the_parameter_that_meets_coupled_samples_is_named():
 def test_a_parameter_left_out_may_meet_coupled_samples():
     model, u, v = Pair(), torch.randn(4, 3), torch.randn(4, 3)
     tracked = [p for name, p in model.named_parameters() if name != "scale"]
-    source = PerSample(model, Layout(model, only=tracked))
+    source = PerSample(model, Layout(model, only=tracked), samples_in=("u", "v"))
     contrastive(model(u, v)).backward()
     rows = source.take()
     source.detach()

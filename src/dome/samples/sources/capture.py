@@ -10,7 +10,7 @@ to whoever wants them. Each taker arms itself, takes and forgets by itself.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
@@ -23,6 +23,7 @@ from dome.samples.store.wanted import Taker, Wanted
 from dome.samples.tracing.inputs import inputs_of
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.refuse import reentrant
+from dome.samples.tracing.roles import WATCHED, Roles, Signature, check_names
 from dome.torch_private import (
     checkpoint_frame,
     in_checkpoint_recomputation,
@@ -38,10 +39,18 @@ class Capture:
     Args:
         model: Hooks are registered on it, and nothing else; it is held weakly.
         batch_dim: The dimension of the model's input that enumerates the samples.
+        samples_in: The inputs that hold samples, if they are declared.
     """
 
-    def __init__(self, model: nn.Module, batch_dim: int = 0) -> None:
-        self.batch_dim = batch_dim
+    def __init__(
+        self,
+        model: nn.Module,
+        batch_dim: int = 0,
+        samples_in: tuple[str, ...] | None = None,
+    ) -> None:
+        self.batch_dim, self.samples_in = batch_dim, samples_in
+        self._roles = Roles(Signature.of(model), samples_in)
+        self._roles_of_parts = Roles(WATCHED, samples_in)
         self._model = weakref.ref(model)
         self._mode = CaptureMode(model)
         bags = [m for m in model.modules() if isinstance(m, nn.EmbeddingBag)]
@@ -94,16 +103,26 @@ class Capture:
             self._handles = ()
 
     @contextmanager
-    def watch(self, inputs: object) -> Iterator[None]:
+    def watch(
+        self,
+        inputs: Sequence[Value],
+        named: Mapping[str, Value],
+        samples_in: tuple[str, ...] | None = None,
+    ) -> Iterator[None]:
         """Capture what is computed inside, as a call of the model with these inputs."""
         model = self._model()
         if model is None:
             raise RuntimeError("the model of this filter is gone: attach a new filter")
+        given = samples_in is not None
+        roles = Roles(WATCHED, samples_in) if given else self._roles_of_parts
         try:
-            self._enter(model, (inputs,), {})
+            self._enter(model, inputs, named, roles)
             yield
-        finally:
+        except BaseException:
             self._leave()
+            raise
+        else:
+            self._leave(output=())
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -122,7 +141,13 @@ class Capture:
         """Raise what was in doubt when parameters met samples, if it is so."""
         self._mode.trace.questions.answer()
 
-    def _enter(self, model: nn.Module, args: Value, kwargs: Value) -> None:
+    def _enter(
+        self,
+        model: nn.Module,
+        args: Value,
+        kwargs: Value,
+        roles: Roles | None = None,
+    ) -> None:
         # A model that calls itself is watched from the outermost call on, and what a
         # checkpoint inside it computes again is seen by the checkpoint's own mode.
         self._depth += 1
@@ -132,19 +157,25 @@ class Capture:
         if torch.is_grad_enabled():
             wanted = self._wanted_in_checkpoint(wanted, again)
             if wanted is not None:
-                self._begin(model, args, kwargs, wanted, again)
+                roles = roles or self._roles
+                self._begin(model, (args, kwargs), roles, wanted, again)
         elif wanted is not None and in_reentrant_checkpoint():
             # Each call in backward() would be a pass of its own, of other samples.
             raise RuntimeError(reentrant(wanted.name(wanted.parameters[0])))
 
     def _begin(
-        self, model: nn.Module, args: Value, kwargs: Value, wanted: Wanted, again: bool
+        self,
+        model: nn.Module,
+        given: tuple[Value, Value],
+        roles: Roles,
+        wanted: Wanted,
+        again: bool,
     ) -> None:
         # Of a compiled model, a captured pass runs as it was before it was compiled.
         stop_compiling()
         if inside_transform():
             return  # what torch.func differentiates leaves .grad alone
-        inputs = inputs_of(model, args, kwargs, self.batch_dim, self._last_offset)
+        inputs = inputs_of(model, *given, roles, self.batch_dim, self._last_offset)
         takers = wanted.takers
         for taker in () if again else takers:
             taker.begin(inputs.num_samples)
@@ -154,6 +185,7 @@ class Capture:
         mode.allow_mixing = ids <= self._allowing
         mode.around, mode.trace.again = checkpoint_frame(), again
         mode.trace.strict = not ids.isdisjoint(self._strict)
+        mode.roles = roles
         mode.trace.begin(inputs, wanted)
         self._stack.callback(mode.trace.end)
         self._stack.enter_context(mode)
@@ -166,7 +198,9 @@ class Capture:
         if self._depth == 0 and self._watching:
             self._watching = False
             with self._stack:
-                self._mode.check(output)
+                # A forward pass that failed has no results.
+                if output is not None:
+                    self._mode.check(output)
 
     def _wanted_now(self) -> Wanted | None:
         """What those who are active want, the same object as long as they are."""
@@ -199,22 +233,33 @@ def _inert() -> Capture:
 _captures: "weakref.WeakKeyDictionary[nn.Module, Capture]" = weakref.WeakKeyDictionary()
 
 
-def capture_of(model: nn.Module, batch_dim: int | None = None) -> Capture:
+def capture_of(
+    model: nn.Module,
+    batch_dim: int | None = None,
+    samples_in: tuple[str, ...] | None = None,
+) -> Capture:
     """The capture that all filters of a model share.
 
     Args:
         model: The model.
         batch_dim: Where its input holds the samples, if not along the first dimension;
             filters of one model must agree.
+        samples_in: The inputs that hold samples; the same holds.
     """
+    check_names(model, samples_in)
     found = _captures.get(model)
     if found is None or not found.is_used:
-        found = _captures[model] = Capture(model, batch_dim or 0)
+        found = _captures[model] = Capture(model, batch_dim or 0, samples_in)
     elif batch_dim not in (None, found.batch_dim):
         raise ValueError(
             f"another filter of this model takes samples along dimension "
             f"{found.batch_dim} of its input, this one along {batch_dim}: give both "
             "the same batch_dim, or detach() the other"
+        )
+    elif samples_in not in (None, found.samples_in):
+        raise ValueError(
+            f"another filter of this model has samples_in={found.samples_in}, this one "
+            f"samples_in={samples_in}: give both the same, or detach() the other"
         )
     return found
 

@@ -4,13 +4,14 @@ Works with any model, batch norm and torch.compile included, and costs one copy 
 gradient for each call of ``backward()``.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
+from dome.samples.protocol import NONE
 from dome.samples.store.gradients import Gradients, came_without_samples
 from dome.samples.store.reading import read
 from dome.samples.store.wanted import Leaves, Reach
@@ -57,9 +58,14 @@ class MicroBatch:
         self._active = active
         self._since_step.note()
 
-    def watch(self, inputs: object) -> AbstractContextManager[None]:
+    def watch(
+        self,
+        inputs: Sequence[object],
+        named: Mapping[str, object] = NONE,
+        samples_in: tuple[str, ...] | None = None,
+    ) -> AbstractContextManager[None]:
         """Ignored: a micro-batch is what one ``backward()`` adds, however it began."""
-        del inputs
+        del inputs, named, samples_in
         return nullcontext()
 
     @contextmanager

@@ -13,12 +13,14 @@ from dome.samples.sources.recompute import see_again
 from dome.samples.tracing.admission import (
     admit,
     check_order,
+    check_roles,
     refuse_mix,
     refuse_order,
 )
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call
 from dome.samples.tracing.refuse import reentrant
+from dome.samples.tracing.roles import Roles
 from dome.samples.tracing.trace import Trace, writes
 from dome.torch_private import (
     checkpoint_frame,
@@ -38,6 +40,7 @@ class CaptureMode(TorchFunctionMode):
         super().__init__()
         self.trace = Trace(model, resume=lambda: self)
         self.allow_mixing = False
+        self.roles: Roles | None = None
         # What saw the forward pass, when a checkpoint computes a part of it again.
         self.root = self
         # How many checkpoints are doing so now.
@@ -47,6 +50,8 @@ class CaptureMode(TorchFunctionMode):
 
     def check(self, output: object) -> None:
         """Look at what the model returns."""
+        if self.roles is not None and not self.trace.again:
+            check_roles(self.trace, self.roles, output)
         if self.trace.strict:
             refuse_order(self.trace, output)
         if not self.allow_mixing:
@@ -93,6 +98,8 @@ class CaptureMode(TorchFunctionMode):
         """Remember where the results of an operation hold their samples."""
         try:
             self.trace.note(call, result)
+            if call.batched and self.trace.alignment.is_open and not self.trace.again:
+                self.trace.relate(call, result)
             if self.trace.strict:
                 refuse_mix(self.trace, call, result)
         except TypeError as error:

@@ -1,12 +1,13 @@
 """Samples from a model that Opacus hooks already: its ``grad_sample`` read as it is."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
+from dome.samples.protocol import NONE
 from dome.samples.store.gradients import Gradients, came_without_samples
 
 
@@ -35,9 +36,14 @@ class OpacusSamples:
         self.discard()
         self._switch("enable_hooks" if active else "disable_hooks")
 
-    def watch(self, inputs: object) -> AbstractContextManager[None]:
+    def watch(
+        self,
+        inputs: Sequence[object],
+        named: Mapping[str, object] = NONE,
+        samples_in: tuple[str, ...] | None = None,
+    ) -> AbstractContextManager[None]:
         """Ignored: Opacus' hooks are on every layer, whoever calls it."""
-        del inputs
+        del inputs, named, samples_in
         return nullcontext()
 
     @contextmanager

@@ -7,18 +7,20 @@ returns their sum, so that the batch gradient is not computed a second time. The
 is not wrapped and nothing is hung on its parameters.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor, nn
 
 from dome.numerics.factors import FactorBatch
 from dome.parameters import Layout
+from dome.samples.protocol import NONE
 from dome.samples.sources.capture import capture_of
 from dome.samples.store.factors import Choose
 from dome.samples.store.rows import Rows
 from dome.samples.store.streamed import StreamedRows, Use
 from dome.samples.tracing.refuse import check_capturable
+from dome.samples.tracing.roles import declared
 
 
 class PerSample:
@@ -32,6 +34,8 @@ class PerSample:
         layout: The tracked parameters.
         batch_dim: The dimension of the model's input that enumerates the samples;
             the first, if not given.
+        samples_in: The names of the inputs that hold samples; found by their sizes, if
+            not given.
         allow_mixing: Let tracked parameters meet samples that were mixed: their rows
             then hold parts of other samples' terms of the loss. All sources of a model
             must agree to it.
@@ -49,6 +53,7 @@ class PerSample:
         layout: Layout,
         *,
         batch_dim: int | None = None,
+        samples_in: str | Sequence[str] | None = None,
         allow_mixing: bool = False,
         strict: bool = False,
         ignore_penalty: bool = False,
@@ -61,16 +66,21 @@ class PerSample:
             self.rows = Rows(layout, ignore_penalty=ignore_penalty, choose=choose)
         else:
             self.rows = StreamedRows(layout, use, ignore_penalty=ignore_penalty)
-        self._capture = capture_of(model, batch_dim)
+        self._capture = capture_of(model, batch_dim, declared(samples_in))
         self._capture.subscribe(self.rows, allow_mixing=allow_mixing, strict=strict)
 
     def arm(self, active: bool) -> None:
         """Choose whether forward passes from now on are captured."""
         self.rows.arm(active)
 
-    def watch(self, inputs: object) -> AbstractContextManager[None]:
+    def watch(
+        self,
+        inputs: Sequence[object],
+        named: Mapping[str, object] = NONE,
+        samples_in: tuple[str, ...] | None = None,
+    ) -> AbstractContextManager[None]:
         """Capture what is computed inside, as a call of the model with these inputs."""
-        return self._capture.watch(inputs)
+        return self._capture.watch(inputs, named, samples_in)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

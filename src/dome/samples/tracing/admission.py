@@ -16,6 +16,7 @@ from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.labels import Labels, collapsed
 from dome.samples.tracing.nested import Value, all_tensors, tensors
 from dome.samples.tracing.origins import Batched, Call, Place
+from dome.samples.tracing.roles import Roles, not_shown
 from dome.samples.tracing.step import operations
 from dome.samples.tracing.trace import Trace
 
@@ -107,6 +108,22 @@ def check_order(trace: Trace, output: Value) -> None:
             problem = "its results are the samples in another order than they came"
             error = trace.lost(problem, *trace.by_number)
             trace.questions.raise_if(moved, error)
+
+
+def check_roles(trace: Trace, roles: Roles, output: Value) -> None:
+    """Raise if what the model did does not bear out which inputs hold samples."""
+    lines, names = trace.alignment, list(trace.alignment.names.values())
+    name = lines.unclear()
+    if name is not None:
+        how = "they never meet one by one inside the model"
+        raise RuntimeError(lines.sentence(name, trace.batch, how))
+    roles.confirm(lines.lined_up())
+    if trace.others and not roles.is_shown:
+        places = [trace.place(t) for t in all_tensors(output) if t.requires_grad]
+        # Row b of a result is sample b: there the first input is borne out.
+        if not any(place is not None and place.last == 0 for place in places):
+            raise RuntimeError(not_shown(names[0], trace.others, trace.batch))
+        roles.is_shown = True
 
 
 def refuse_mix(trace: Trace, call: Call, out: Value) -> None:

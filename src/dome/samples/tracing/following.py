@@ -47,6 +47,13 @@ _CREATING = frozenset(
 # Arguments of these line up from the right: samples must lie in the same dimension.
 _ALIGNED = BROADCASTING | frozenset(operations("scaled_dot_product_attention"))
 
+# How many arguments of these count; the rest are indices and masks.
+_LEADING: dict[Callable[..., Value], int] = {
+    **dict.fromkeys((*SELECTING, *ALONG, torch.Tensor.__getitem__), 1),
+    **dict.fromkeys(operations("gather", "embedding"), 1),
+    torch.nn.functional.multi_head_attention_forward: 3,
+}
+
 
 def unmoved(call: Call, out: Tensor) -> Batched | None:
     """What is known of all arguments with samples, if it holds for the result too.
@@ -102,6 +109,8 @@ def _mixes(step: Step, found: Axis | None) -> str | None:
     func, x, axis = step.func, step.x, step.axis
     if len(step.known) > 1:
         across = func is torch.cdist and axis.dim >= x.ndim - 2
+        # One row of a weight that is made of samples is one sample's.
+        across |= func is torch.nn.functional.linear
         if across or (func in _ALIGNED and _clash(step)):
             return f"{_name(step)}, which pairs samples with each other"
     if func in CONTRACTING and found is None:
@@ -123,17 +132,37 @@ def _joins(step: Step, found: Axis | None) -> str | None:
 
 def _clash(step: Step) -> bool:
     """Whether two arguments hold their samples in different dimensions."""
-
-    def spot(t: Tensor, axis: Axis) -> tuple[int, int]:
-        return axis.dim - t.ndim, axis.inner
-
-    leading = spot(step.x, step.axis)
+    leading = _spot(step.x, step.axis)
     return any(
-        # A mask passed to the model may be square by chance; a mask has fewer entries.
-        spot(t, axis) != leading and (t.requires_grad or t.numel() >= step.x.numel())
+        _spot(t, axis) != leading and not _is_mask(t, step.x)
         for t, axis in step.known[1:]
         if not isinstance(axis, Labels)
     )
+
+
+def _spot(t: Tensor, axis: Axis) -> tuple[int, int]:
+    return axis.dim - t.ndim, axis.inner
+
+
+def _is_mask(t: Tensor, x: Tensor) -> bool:
+    """Whether this may be a mask, square by chance: it has fewer entries."""
+    return not t.requires_grad and t.numel() < x.numel()
+
+
+def partners(call: Call) -> list[Batched]:
+    """What is known of the arguments whose samples meet: no masks, no indices."""
+    known, leading = call.known(), call.args[: _LEADING.get(call.func, len(call.args))]
+    x, first = known[0] if known else (call.batched[0], None)
+    found = []
+    for t, origin in zip(call.batched, call.origins, strict=True):
+        place = origin.place
+        if isinstance(place, Axis) and isinstance(first, Axis):
+            apart = _spot(t, place) != _spot(x, first)
+            if apart and _is_mask(t, x):
+                continue
+        if call.func not in _LEADING or any(t is own for own in leading):
+            found.append(origin)
+    return found
 
 
 def _name(step: Step) -> str:

@@ -11,7 +11,7 @@ Three other kinds of input are recognised:
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,8 +20,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.labels import Labels
-from dome.samples.tracing.nested import Value, all_tensors
+from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Place
+from dome.samples.tracing.roles import Named, Roles
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +31,24 @@ class Inputs:
 
     Attributes:
         num_samples: B.
-        places: Where each tensor holds them; those that hold none are left out.
+        places: Where each tensor holds them, and its name if that is a guess by size.
+        fixed: The tensors that hold none.
         spaces: Ids of rows by their number, for rows that nothing was written to.
+        others: Names of fixed inputs of another size, if that is a guess, too.
     """
 
     num_samples: int
-    places: list[tuple[Tensor, Place]]
+    places: list[tuple[Tensor, Place, str]]
+    fixed: list[Tensor] = field(default_factory=list)
     spaces: dict[int, Tensor] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
 
 
 def inputs_of(
     model: nn.Module,
     args: Value,
     kwargs: Value,
+    roles: Roles,
     batch_dim: int,
     last_offset: bool | None,
 ) -> Inputs:
@@ -52,55 +58,79 @@ def inputs_of(
         model: The model.
         args: What it is called with.
         kwargs: The same by name.
+        roles: Which of these hold samples.
         batch_dim: Where tensors hold the samples.
         last_offset: Whether offsets of bags have one more at the end
             (``include_last_offset``); None if the model has no bags.
     """
     graphs = _graphs_in(model, args, kwargs)
     if graphs is not None:
-        places = list(graphs.places())
-        return Inputs(graphs.num_graphs, places, graphs.spaces)
-    found = all_tensors((args, kwargs))
+        places = [(t, place, "") for t, place in graphs.places()]
+        return Inputs(graphs.num_graphs, places, spaces=graphs.spaces)
+    named = roles.named(args, kwargs)
     packed = _packed_in((*args, *kwargs.values()))
     if packed is not None:
         rows = _sequences_of(packed)
-        others = [t for t in found if not any(t is part for part in packed)]
-        return Inputs(rows.batch, [(packed.data, rows), *_plain(others, rows.batch, 0)])
-    if not found or found[0].ndim <= batch_dim:
-        raise RuntimeError(
-            f"the model's input has no dimension {batch_dim} to find the samples "
-            'in; pass tensors to model(...), or use samples="microbatch"'
-        )
+        parts = _Known({id(packed.data): rows}, packed)
+        return parts.with_others(named, roles, rows.batch, 0)
     if last_offset is not None:
-        pair = [t for t in found[:2] if t.ndim == 1 and not t.is_floating_point()]
+        pair = [t for _, t in named[:2] if t.ndim == 1 and not t.is_floating_point()]
         if len(pair) == 2:
-            return _bags(found, pair[1], len(pair[1]) - last_offset, batch_dim)
-    batch = found[0].shape[batch_dim]
-    return Inputs(batch, _plain(found, batch, batch_dim))
+            batch = len(pair[1]) - last_offset
+            return _bags(named, pair[1], batch).with_others(
+                named, roles, batch, batch_dim
+            )
+    return _Known().with_others(named, roles, None, batch_dim)
 
 
-def _plain(
-    inputs: list[Tensor], batch: int, batch_dim: int
-) -> list[tuple[Tensor, Place]]:
-    """Tensors that hold samples along a dimension; others (a mask, say) do not."""
-    places: list[tuple[Tensor, Place]] = []
-    for t in inputs:
-        shape = t.shape
-        if t.ndim > batch_dim and shape[batch_dim] == batch:
-            places.append((t, Axis(batch_dim, batch)))
-        elif shape.count(batch) == 1:
-            places.append((t, Axis(shape.index(batch), batch)))
-    return places
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """Inputs whose roles are told by their kind.
+
+    Attributes:
+        places: Where those that hold samples do so, by the ``id`` of the tensor.
+        parts: All such inputs, with those that hold none.
+    """
+
+    places: dict[int, Place] = field(default_factory=dict)
+    parts: Sequence[Tensor | None] = ()
+
+    def with_others(
+        self, named: Named, roles: Roles, batch: int | None, batch_dim: int
+    ) -> Inputs:
+        """These and all further inputs, which have their roles from the table."""
+        known = {id(t) for t in self.parts if t is not None}
+        others = [pair for pair in named if id(pair[1]) not in known]
+        batch, found = roles.assigned(others, batch_dim, batch)
+        by_kind = {n: self.places[id(t)] for n, t in named if id(t) in self.places}
+        tensors, guessed = dict(named), roles.declared is None
+        # One tensor under two names has one role.
+        held: dict[int, tuple[str, Place]]
+        held = {id(tensors[name]): (name, place) for name, place in found.items()}
+        held |= {id(tensors[name]): (name, place) for name, place in by_kind.items()}
+        fixed = [(n, t) for n, t in others if id(t) not in held]
+        return Inputs(
+            batch,
+            [
+                (tensors[name], place, name if guessed else "")
+                for name, place in held.values()
+            ],
+            [t for _, t in fixed],
+            others=[
+                name
+                for name, t in fixed
+                if guessed and t.ndim > batch_dim and t.shape[batch_dim] > 1
+            ],
+        )
 
 
-def _bags(inputs: list[Tensor], offsets: Tensor, batch: int, batch_dim: int) -> Inputs:
+def _bags(named: Named, offsets: Tensor, batch: int) -> _Known:
     """Flat tensors, whose entries belong to the bags that start at the offsets."""
-    flat = [t for t in inputs if t.ndim == 1 and len(t) == len(inputs[0])]
-    others = [t for t in inputs if not any(t is own for own in flat)]
-    rows = torch.arange(len(inputs[0]), device=inputs[0].device)
+    first = named[0][1]
+    flat = [t for _, t in named if t.ndim == 1 and len(t) == len(first)]
+    rows = torch.arange(len(first), device=first.device)
     ids = torch.searchsorted(offsets[:batch], rows, right=True) - 1
-    bags = [(t, Labels(ids.to(t.device), batch)) for t in flat]
-    return Inputs(batch, [*_plain(others, batch, batch_dim), *bags])
+    return _Known({id(t): Labels(ids.to(t.device), batch) for t in flat}, flat)
 
 
 def _packed_in(values: Value) -> PackedSequence | None:

@@ -32,13 +32,19 @@ def tensors(value: Value) -> list[Tensor]:
 
 def all_tensors(value: Value) -> list[Tensor]:
     """The same inside any mapping and dataclass too, as models take and return."""
+    return [t for _, t in named_tensors(value, "")]
+
+
+def named_tensors(value: Value, name: str) -> list[tuple[str, Tensor]]:
+    """The same with the path to each from here, as in ``name['ids'][0].mask``."""
     if isinstance(value, Tensor):
-        return [value]
-    parts: Value = ()
+        return [(name, value)]
+    parts: list[tuple[str, Value]] = []
     if is_dataclass(value) and not isinstance(value, type):
-        parts = [getattr(value, field.name) for field in fields(value)]
+        found = [field.name for field in fields(value)]
+        parts = [(f"{name}.{field}", getattr(value, field)) for field in found]
     elif isinstance(value, Mapping):
-        parts = value.values()
+        parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]
     elif isinstance(value, tuple | list):
-        parts = value
-    return [t for part in parts for t in all_tensors(part)]
+        parts = [(f"{name}[{i}]", part) for i, part in enumerate(value)]
+    return [pair for path, part in parts for pair in named_tensors(part, path)]

@@ -26,12 +26,14 @@ class Batched:
             place is then the one that its shape suggests.
         hidden: The operation behind which nobody knows, if one has a gradient.
         doubt: True, on the device, if entries of different samples have met.
+        inputs: Which inputs of the model it depends on, as bits (``roles``).
     """
 
     place: Place | None
     mixed: str | None = None
     hidden: str | None = None
     doubt: Tensor | None = None
+    inputs: int = 0
 
     @property
     def is_fine(self) -> bool:

@@ -7,6 +7,7 @@ import copy
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import cache
 from typing import cast
 
@@ -17,10 +18,11 @@ from dome.samples.store.sink import Sink
 from dome.samples.store.wanted import Pass, Wanted
 from dome.samples.tracing.ancestry import ancestors
 from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.following import follow, unmoved
+from dome.samples.tracing.following import follow, partners, unmoved
 from dome.samples.tracing.inputs import Inputs
 from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.origins import Batched, Call, Derived, Origin, Place
+from dome.samples.tracing.roles import Alignment
 from dome.samples.tracing.step import Step, operations
 from dome.torch_private import base_of
 
@@ -67,6 +69,11 @@ class Trace:
         # The first weights that met samples by number, to name them later.
         self.by_number: tuple[Tensor, ...] = ()
         self.spaces: dict[int, Tensor] = {}
+        # Which inputs have met the first, and the bit of each by its name.
+        self.alignment = Alignment()
+        self._bits: dict[str, int] = {}
+        # Inputs of another size that might be the ones with samples, by their names.
+        self.others: list[str] = []
         self._pass: Pass | None = None
         self._wanted: Wanted | None = None
         self._tracked: dict[int, nn.Parameter] = {}
@@ -80,8 +87,17 @@ class Trace:
         """Start a forward pass with these inputs, for those who want its samples."""
         self.batch, self.spaces = inputs.num_samples, inputs.spaces
         self._pass = Pass(self.batch, wanted)
-        for t, place in inputs.places:
-            self.mark_axis(t, place)
+        names: dict[int, str] = {}
+        for t, place, name in inputs.places:
+            bit = self._bits.setdefault(name, 1 << len(self._bits)) if name else 0
+            self.mark(t, Batched(place, inputs=bit))
+            names |= {bit: name} if name else {}
+        for t in inputs.fixed:
+            self.mark(t, None)  # also if an earlier pass took it for samples
+        # Of one sample alone, whatever is computed is that sample's.
+        several = self.batch > 1
+        self.alignment = Alignment(names if several else {})
+        self.others = inputs.others if several else []
         if wanted is not self._wanted:
             self._wanted = wanted
             self._tracked = {id(p): p for p in wanted.parameters}
@@ -218,6 +234,48 @@ class Trace:
         results = tensors(out)
         if call.in_place or not all(map(self._is_known, results)):
             self._note_batched(call, out, results)
+
+    def relate(self, call: Call, out: Value) -> None:
+        """Note which inputs results depend on, and whether these met one by one."""
+        inputs = 0
+        for origin in partners(call):
+            inputs |= origin.inputs
+        results = tensors(out)
+        found = [known for t in results if (known := self._made_of(t, inputs))]
+        if call.in_place:
+            for t in results:
+                base = base_of(t)
+                if base is not None:
+                    self._made_of(base, inputs)
+        matters = any(t.requires_grad for t in results)
+        if call.derived and matters:
+            self.alignment.use(inputs)
+        if found and self.alignment.are_apart(inputs):
+            self._line_up(inputs, found, matters, call.func.__name__.strip("_"))
+
+    def _made_of(self, t: Tensor, inputs: int) -> Batched | None:
+        """What is known of a tensor that depends on these inputs, with that."""
+        known = self.origin(t)
+        if not isinstance(known, Batched):
+            return None
+        known = replace(known, inputs=inputs)
+        self.mark(t, known)
+        return known
+
+    def _line_up(
+        self, inputs: int, found: list[Batched], matters: bool, name: str
+    ) -> None:
+        """Inputs have met for the first time: one by one, or in another way."""
+        lines = self.alignment
+        suspect = lines.unclear(inputs)
+        how = f"{name!r} does not bring the two together one by one"
+        error = RuntimeError(lines.sentence(suspect, self.batch, how))
+        if all(o.place is not None and not (o.mixed or o.hidden) for o in found):
+            lines.line_up(inputs)
+            for origin in found if suspect else ():
+                self.questions.raise_if(origin.doubt, error)
+        elif suspect and matters:
+            raise error
 
     def _note_derived(self, call: Call, out: Value) -> None:
         sources = {id(p): p for t in call.derived for p in self._sources(t)}
