@@ -59,7 +59,7 @@ class Checked:
 @contextmanager
 def whole_file(path: Path) -> Iterator[Checked]:
     """A file that takes the place of another when the block ends without an error."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = temporary_of(path)
     with _told(path):
         with _opened(temporary, os.O_TRUNC) as handle:
             file = Checked(handle)
@@ -74,6 +74,11 @@ def whole_file(path: Path) -> Iterator[Checked]:
                 raise
         temporary.replace(path)
         _sync_folder(path.parent)
+
+
+def temporary_of(path: Path) -> Path:
+    """The neighbour that a file is written to before it is renamed."""
+    return path.with_name(path.name + ".tmp")
 
 
 class Appender:

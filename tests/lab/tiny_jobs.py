@@ -2,6 +2,9 @@
 import multiprocessing
 import os
 import time
+from pathlib import Path
+
+from dome_lab.paper.workers import Later
 
 
 def process_id_and_wait(job):
@@ -17,6 +20,13 @@ def refuse(job):
 
 def wait_a_moment(job):
     time.sleep(0.5 if job.startswith("long") else 0)
+    yield job
+
+
+def second_time(job):
+    if job.endswith("late") and not Path(job).exists():
+        Path(job).touch()
+        raise Later("not yet")
     yield job
 
 

@@ -14,6 +14,8 @@ from dome_lab.interrupts import working
 if TYPE_CHECKING:
     from dome_lab.paper.demo import Plan
 
+DEMO_LOCK = ".demo.lock"  # the folder's own is for the moments of writing rows
+
 
 def command(
     context: typer.Context,
@@ -52,7 +54,7 @@ def command(
         given = {"seeds": seeds, "epochs": epochs, "rank": rank}
         changes: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         usual = experiment.QUICK if quick else experiment.Config()
-        with working(), locked(out):
+        with working(), locked(out, DEMO_LOCK):
             plan = experiment.prepare(replace(usual, **changes), out, fresh=fresh)
             _announce(plan)
             _compute(plan)

@@ -25,14 +25,17 @@ def followed(events: Iterable[Event], time_left: TimeLeft) -> Iterator[Event]:
     from dome_lab.paper.cost import share_of_row
 
     with _bar(progress.TextColumn("[cyan]{task.fields[left]}")) as bar:
-        task = bar.add_task("starting", total=1.0, left="-:--:--")
+        task = bar.add_task("starting", total=1.0, left=_clock(time_left.seconds))
         for event in events:
             interrupts.check()
             job, row = event.job, event.row
             share = share_of_row(job.key)
             time_left.add_new(job.key)
+            if event.elsewhere:
+                bar.update(task, description=f"waiting: {event.elsewhere}")
+                continue
             if row is None:
-                time_left.finish(job.key)
+                time_left.finish(job.key, event.seconds)
                 where = "over"
             else:
                 time_left.advance(job.key, event.seconds, share)
@@ -64,7 +67,5 @@ def _bar(
 
 
 def _clock(seconds: float) -> str:
-    if seconds != seconds:  # NaN: not known yet
-        return "-:--:--"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dome_lab.cli.screen import (
+    HOUR,
     DataDir,
     UserError,
     check_folder,
@@ -23,9 +24,10 @@ from dome_lab.cli.screen import (
 from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
+    from dome_lab.paper.figures import FigureModule
     from dome_lab.paper.reproduce import Conclusion, Plan
 
-SCALES = ("smoke", "cpu", "paper")
+SCALES = ("smoke", "cpu", "full", "paper")
 ALL = "all"
 
 
@@ -38,16 +40,16 @@ def command(
     scale: Annotated[
         str,
         typer.Option(
-            help="smoke: seconds, on digits. cpu: real data, small. "
-            "paper: the paper's settings, for a GPU."
+            help="smoke: seconds, on digits. cpu: real data, small. full: the paper's "
+            "runs with fewer seeds, hours to days. paper: all of it, for a GPU."
         ),
     ] = "cpu",
     out: Annotated[
         Path, typer.Option(help="Folder for rows, figures and verdicts.")
     ] = Path("dome-results"),
-    jobs: Annotated[
+    processes: Annotated[
         int | None,
-        typer.Option(min=1, help="Runs at a time; one a core by default."),
+        typer.Option(min=1, help="Runs at a time; one per core by default."),
     ] = None,
     data_dir: DataDir = None,
     list_: Annotated[bool, typer.Option("--list", help="Show what there is.")] = False,
@@ -60,30 +62,29 @@ def command(
 ) -> None:
     """Compute figures of the paper, draw them, and judge the paper's claims.
 
-    Ctrl-C stops it, and the same command goes on where it stopped.
+    Ctrl-C stops it, and the same command resumes after the last whole epoch. Several
+    commands may share one folder: no run is computed twice.
     """
     left = f"what is finished is in {out}; the same command goes on"
     with one_line_errors(context, left):
         with users_values():
             names = _names(figures or [], scale, listing=list_)
+            modules = {} if list_ else _modules(names, scale, figures or [])
         if list_:
             _show_list(names)
             return
         check_folder(out)
         use_data(data_dir)
-        from dome_lab.paper.figures import load_figure
-        from dome_lab.paper.lock import locked
         from dome_lab.paper.reproduce import make_plan
 
-        modules = {name: load_figure(name) for name in names}
         folder = out / scale
         folder.mkdir(exist_ok=True)
-        with working(), locked(folder):
+        with working():
             plan = make_plan(modules, scale, folder)
             if draw_only:
                 _draw(plan)
             else:
-                _run(plan, scale, jobs or _default_jobs(), yes=yes)
+                _run(plan, scale, processes or _default_processes(), yes=yes)
 
 
 def _run(plan: Plan, scale: str, num_workers: int, *, yes: bool) -> None:
@@ -108,25 +109,52 @@ def _names(figures: list[str], scale: str, *, listing: bool) -> list[str]:
     return list(dict.fromkeys(full_name(name) for name in figures))
 
 
+def _modules(names: list[str], scale: str, asked: list[str]) -> dict[str, FigureModule]:
+    """Those that have the scale; one that was asked for and has not is refused."""
+    from dome_lab.paper.figures import load_figure, short_name
+
+    modules = {name: load_figure(name) for name in names}
+    for name, module in modules.items():
+        if scale not in module.SCALES and ALL not in asked:
+            there = ", ".join(module.SCALES)
+            raise UserError(
+                f"{short_name(name)} has no scale {scale!r}: choose from {there}"
+            )
+    return {name: m for name, m in modules.items() if scale in m.SCALES}
+
+
 def _show_list(names: list[str]) -> None:
     from dome_lab.paper.figures import caption, load_figure, short_name
     from dome_lab.report.claims_text import figure_table
 
     captions = {short_name(name): caption(name) for name in names}
-    modules = {short_name(name): load_figure(name) for name in names}
-    # Of a figure with stages only the first one's runs are known beforehand.
-    more = {
-        name: "+" if hasattr(m, "later_runs") else "" for name, m in modules.items()
-    }
     numbers = {
-        name: [f"{len(m.runs(m.SCALES[scale]))}{more[name]}" for scale in SCALES]
-        for name, m in modules.items()
+        short_name(name): [
+            _runs_and_hours(load_figure(name), scale) for scale in SCALES
+        ]
+        for name in names
     }
     console.print(figure_table(captions, SCALES, numbers))
+    console.print(
+        "Runs, and hours of one core, estimated from earlier runs; with a + more runs "
+        "follow from the first."
+    )
     console.print("dome reproduce FIGURE ... --scale cpu, or: dome reproduce all")
 
 
-def _default_jobs() -> int:
+def _runs_and_hours(module: FigureModule, scale: str) -> str:
+    from dome_lab.paper.cost import guessed_seconds
+
+    if scale not in module.SCALES:
+        return "-"
+    runs = module.runs(module.SCALES[scale])
+    hours = sum(map(guessed_seconds, runs)) / HOUR
+    # Of a figure with stages only the first one's runs are known beforehand.
+    more = "+" if hasattr(module, "later_runs") else ""
+    return f"{len(runs)}{more}\n{hours:,.1f}{more} h"
+
+
+def _default_processes() -> int:
     """One run a core; a GPU is given one run at a time."""
     from dome_lab.paper.device import training_device
     from dome_lab.paper.workers import available_cores
@@ -196,6 +224,10 @@ def _compute(plan: Plan, num_workers: int) -> list[Conclusion]:
     if plan.missing:
         time_left = TimeLeft([job.key for job in plan.missing], num_workers)
         time_left.learn_from(plan.found)
+        console.print(
+            f"{len(plan.missing)} runs in {num_workers} processes: about "
+            f"{duration(time_left.seconds)}, corrected as epochs end."
+        )
         for event in followed(compute(plan, num_workers), time_left):
             if event.stored:
                 draw_ready()

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from dome_lab.paper.rows import Row
     from dome_lab.paper.run import Run
 
-PATIENCE = 60.0  # seconds for another run to be stored in the same file
-
 
 def command(
     context: typer.Context,
@@ -166,9 +164,9 @@ def _train(run: Run, out: Path | None) -> None:
     if (found := _stored(run, out)) is not None:
         console.print(f"{run}: is in {out} already.", soft_wrap=True)
         _show(found)
-        StateFile(out, run).remove()  # left by a run that was stored and then killed
+        _state_path(run, out).unlink(missing_ok=True)  # stored, and then killed
         return
-    state = StateFile(out, run)
+    state = StateFile(_state_path(run, out))
     # Other runs may be trained into the same file meanwhile, the same one may not.
     with locked(out.parent, f".{state.path.name}.lock"):
         if state.note:
@@ -179,9 +177,16 @@ def _train(run: Run, out: Path | None) -> None:
     console.print(f"Rows: {out}", soft_wrap=True)
 
 
+def _state_path(run: Run, out: Path) -> Path:
+    from dome_lab.paper.resuming import digest_of
+    from dome_lab.paper.rows import TRAINING
+
+    return out.with_name(f"{out.name}.{digest_of((TRAINING, run))}.state")
+
+
 def _stored(run: Run, out: Path) -> list[Row] | None:
     """The rows of the run if it is in the file, which is mended first."""
-    from dome_lab.paper.lock import locked
+    from dome_lab.paper.lock import PATIENCE, locked
     from dome_lab.paper.mending import mend
     from dome_lab.paper.rows import TRAINING, read_runs
 
@@ -192,7 +197,7 @@ def _stored(run: Run, out: Path) -> list[Row] | None:
 
 def _store(rows: list[Row], out: Path) -> None:
     from dome_lab.paper.device import device_name
-    from dome_lab.paper.lock import locked
+    from dome_lab.paper.lock import PATIENCE, locked
     from dome_lab.paper.rows import append_run, record_session
 
     with locked(out.parent, patience=PATIENCE):

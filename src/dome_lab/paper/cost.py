@@ -10,7 +10,7 @@ from functools import cache
 import dome
 from dome_lab.paper.models import MODELS
 from dome_lab.paper.outliers import CURVATURE_SAMPLES
-from dome_lab.paper.rows import TRAINING, Key, Row
+from dome_lab.paper.rows import TRAINING, Key, Row, seconds_of
 from dome_lab.paper.run import Run
 from dome_lab.paper.train import compute_run, load_run_task
 
@@ -18,9 +18,19 @@ NUM_TIMED_STEPS = 5
 TIMED_SECONDS = 2.0  # stop timing after so long, but not before the second step
 TIMED_BATCH = 32  # at most: the time of larger ones is proportional to their size
 
-# Where nothing is measured yet. Against a sample of ResNet-8 without the filter:
-MODEL_COST = {"resnet18": 100.0}
-USUAL_SAMPLES = 50_000
+# Fitted to the rows in docs/results/cpu, one core of two: seconds of a sample without
+# the filter, and how much larger a model's filter is than ResNet-8's. ResNet-18 is a
+# guess from its multiplications.
+SAMPLE_SECONDS = {
+    "resnet8": 1.0e-3,
+    "transformer": 1.25e-3,
+    "mlp": 1.4e-5,
+    "resnet18": 0.1,
+}
+FILTER_SIZE = {"transformer": 4.6, "mlp": 14.0}
+USUAL_SECONDS = 1.0e-3
+NUM_SAMPLES = {"mnist": 60_000, "cifar10": 50_000, "tinyimagenet": 100_000}
+USUAL_SAMPLES = 20_000  # of the others
 
 
 @cache
@@ -42,16 +52,38 @@ def kind_of(key: Key) -> Key:
     return made_by, same
 
 
-def guessed_cost(run: Run) -> float:
-    """What a run costs against others, roughly and in no unit."""
-    k, B = run.rank or 0, run.batch_size
-    filtering = 0.0 if run.rank is None else 1 + 0.01 * k * (1 + k / B)
-    samples = (run.num_train or USUAL_SAMPLES) * run.epochs
-    return samples * MODEL_COST.get(run.model, 1.0) * (1 + filtering / run.update_every)
+def guessed_seconds(run: Run) -> float:
+    """What the training of a run takes in one process, before anything is measured.
+
+        N (1 + c (0.5 + 0.006 K + 0.0005 K²/B) / update_every) seconds of a sample
+
+    for N samples in all epochs and a filter c times as large as that of ResNet-8.
+    """
+    K, B = run.rank or 0, run.batch_size
+    size = FILTER_SIZE.get(run.model, 1.0) if K else 0.0
+    filtering = size * (0.5 + 0.006 * K + 0.0005 * K**2 / B) / run.update_every
+    samples = run.num_train or NUM_SAMPLES.get(run.task, USUAL_SAMPLES)
+    seconds = SAMPLE_SECONDS.get(run.model, USUAL_SECONDS)
+    return samples * run.epochs * seconds * (1 + filtering)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Seconds of runs of a kind, and how many whole runs they were."""
+
+    seconds: float = 0.0
+    share: float = 0.0
+
+    def add(self, seconds: float, share: float) -> None:
+        self.seconds += seconds
+        self.share += share
 
 
 class TimeLeft:
-    """Estimates the rest from what has been seen, kind by kind.
+    """Estimates the rest: from what runs of a kind took, else from ``guessed_seconds``.
+
+    What has been seen in this session corrects all estimates by one factor: how much
+    longer it took than was estimated.
 
     Args:
         keys: The runs to do.
@@ -61,59 +93,64 @@ class TimeLeft:
     def __init__(self, keys: Iterable[Key], num_workers: int) -> None:
         self._left = dict.fromkeys(keys, 1.0)
         self._num_workers = num_workers
-        self._seconds: dict[Key, float] = {}
-        self._shares: dict[Key, float] = {}
+        self._before: dict[Key, _Seen] = {}
+        self._now: dict[Key, _Seen] = {}
         self._done = 0.0
 
     def add_new(self, key: Key) -> None:
         """A run that came up on the way, if it is one, is to be done too."""
         self._left.setdefault(key, 1.0)
 
-    def learn(self, key: Key, seconds: float, share: float = 1.0) -> None:
-        """Take into account that so large a share of such a run took so long."""
-        kind = kind_of(key)
-        self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
-        self._shares[kind] = self._shares.get(kind, 0.0) + share
-
     def learn_from(self, found: Mapping[Key, Sequence[Row]]) -> None:
         """Take into account what runs of earlier sessions say they took."""
         for key, rows in found.items():
-            self.learn(key, seconds_of(rows))
+            self._before.setdefault(kind_of(key), _Seen()).add(seconds_of(rows), 1.0)
 
     def advance(self, key: Key, seconds: float, share: float) -> None:
         """So large a share of a run to do has been done now."""
-        self.learn(key, seconds, share)
+        self._now.setdefault(kind_of(key), _Seen()).add(seconds, share)
         self._left[key] = max(0.0, self._left[key] - share)
         self._done += seconds
 
-    def finish(self, key: Key) -> None:
-        """A run to do is over, whatever its rows said."""
-        self.learn(key, 0.0, self._left[key])
+    def finish(self, key: Key, seconds: float = 0.0) -> None:
+        """A run to do is over; so many seconds of it were not told before."""
+        seen = self._now.setdefault(kind_of(key), _Seen())
+        seen.add(seconds, self._left[key])
         self._left[key] = 0.0
 
     @property
     def seconds(self) -> float:
-        """Time left; NaN as long as nothing is known."""
+        """Time left."""
         left = [share * self._estimate(key) for key, share in self._left.items()]
         # The last runs cannot be divided among processes.
         return max(sum(left) / self._num_workers, max(left, default=0.0))
 
     @property
     def share_done(self) -> float:
-        """How much of the work is behind, in [0, 1]; 0 as long as nothing is known."""
+        """How much of the work is behind, in [0, 1]."""
         left = sum(share * self._estimate(key) for key, share in self._left.items())
         total = self._done + left
         return self._done / total if total > 0 else 0.0
 
     def _estimate(self, key: Key) -> float:
         """Seconds of a whole run, in one process."""
-        kind = kind_of(key)
-        if self._shares.get(kind, 0.0) > 0:
-            return self._seconds[kind] / self._shares[kind]
-        seen = sum(share * guessed_cost(k[1]) for k, share in self._shares.items())
-        if seen == 0:
-            return math.nan
-        return guessed_cost(key[1]) * sum(self._seconds.values()) / seen
+        now = self._now.get(kind_of(key), _Seen())
+        if now.share > 0:
+            return now.seconds / now.share
+        return self._expected(key) * self._correction()
+
+    def _expected(self, key: Key) -> float:
+        """The same, as if this session had not begun."""
+        before = self._before.get(kind_of(key), _Seen())
+        if before.share > 0:
+            return before.seconds / before.share
+        return guessed_seconds(key[1])
+
+    def _correction(self) -> float:
+        seen = {kind: now for kind, now in self._now.items() if now.share > 0}
+        expected = sum(now.share * self._expected(kind) for kind, now in seen.items())
+        taken = sum(now.seconds for now in seen.values())
+        return taken / expected if expected > 0 and taken > 0 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +226,6 @@ def _sample_seconds(run: Run) -> float:
     first = 1 if len(times) > 2 else 0
     step = (times[-1] - times[first]) / (len(times) - 1 - first)
     return step / run.batch_size
-
-
-def seconds_of(rows: Iterable[Row]) -> float:
-    """How long rows took to compute, together."""
-    taken = (row.get("seconds") for row in rows)
-    return math.fsum(s for s in taken if isinstance(s, int | float))
 
 
 def share_of_row(key: Key) -> float:

@@ -1,13 +1,17 @@
-"""One writer a folder: a lock file that says who holds it.
+"""Lock files, for processes and machines that share a folder.
 
-The system gives the lock back when its process ends, however that ends, so a file that
-is left over does not count. Where another machine wrote it, over a network's disk, that
-cannot be known: it is believed, and told how to go on.
+A lock file holds the process, the host and the time. The system releases the lock when
+its process ends, however that ends, so a file that is left over does not count. That is
+not known of a process on another machine. Its heartbeat tells: as long as a lock is
+held, the time of its file is renewed. Without one for ``STALE`` seconds the lock is
+taken over. Ages are told by the clock of the disk, not of either machine.
 """
 
 import json
+import math
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +24,9 @@ except ModuleNotFoundError:  # Windows: there the file alone counts
 
 LOCK_FILE = ".dome.lock"
 PAUSE = 0.05
+PATIENCE = 60.0  # seconds, for a lock that is held for a moment only
+BEAT, STALE = 15.0, 180.0  # a network's disk may show times a minute late
+SETTLE = 1.0  # until a lock that was taken over is known to be ours
 
 
 class LockedError(RuntimeError):
@@ -47,12 +54,12 @@ def locked(
                 raise
         time.sleep(PAUSE)
     try:
-        with suppress(OSError):  # on a full disk it is held all the same
-            os.write(handle, _about_us())
-        yield
+        with _beating(handle, path):
+            yield
     finally:
         # Before it is closed: what another process then finds is not this file.
-        path.unlink(missing_ok=True)
+        if _names_us(path):
+            path.unlink(missing_ok=True)
         os.close(handle)
 
 
@@ -61,16 +68,17 @@ def _taken(path: Path) -> int:
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            _claim(handle, path)
+            is_ours = _claim(handle, path)
         except BaseException:
             os.close(handle)
             raise
-        if _is_still(handle, path):
+        if is_ours and _is_still(handle, path):
             return handle
         os.close(handle)  # its holder took it away between our two calls
 
 
-def _claim(handle: int, path: Path) -> None:
+def _claim(handle: int, path: Path) -> bool:
+    """Write us into the file, or say who holds it; whether nobody did so after us."""
     there = _read(handle)
     if fcntl is not None:
         try:
@@ -79,11 +87,61 @@ def _claim(handle: int, path: Path) -> None:
             raise LockedError(_words(path, there)) from None
         there = _read(handle)
     host = there.get("host")
-    if host is not None and (fcntl is None or host != socket.gethostname()):
+    is_foreign = host is not None and (fcntl is None or host != socket.gethostname())
+    if is_foreign and (age := _age(path)) <= STALE:
         raise LockedError(
-            f"{_words(path, there)}; if that process is gone, delete {path}"
+            f"{_words(path, there)}; its last sign of life is {max(age, 0):.0f} s old, "
+            f"and at {STALE:.0f} s the lock is taken over"
         )
     os.ftruncate(handle, 0)
+    with suppress(OSError):  # on a full disk it is held all the same
+        os.write(handle, _about_us())
+    if not is_foreign:
+        return True
+    time.sleep(SETTLE)  # another machine may take it over at the same moment
+    return _names_us(path)
+
+
+def _names_us(path: Path) -> bool:
+    """Whether the file is ours still, or has nobody in it."""
+    try:
+        there = json.loads(path.read_bytes() or b"{}")
+    except FileNotFoundError:
+        return False
+    us = {"pid": os.getpid(), "host": socket.gethostname()}
+    return us.items() <= (us | there).items()
+
+
+def _age(path: Path) -> float:
+    """Seconds since the last heartbeat, by the clock of the disk."""
+    now = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.now")
+    now.touch()
+    try:
+        return now.stat().st_mtime - path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
+    finally:
+        now.unlink(missing_ok=True)
+
+
+@contextmanager
+def _beating(handle: int, path: Path) -> Iterator[None]:
+    """Renew the time of the file in the background."""
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while not is_over.wait(BEAT):
+            with suppress(OSError):
+                # By the handle: a file of the same name may be another one's.
+                os.utime(handle if os.utime in os.supports_fd else path)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def _is_still(handle: int, path: Path) -> bool:

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from dome_lab.paper.claims import Claim, not_evidence, write_claims
-from dome_lab.paper.cost import Prediction, kind_of, predict, seconds_of
+from dome_lab.paper.cost import Prediction, kind_of, predict
 from dome_lab.paper.device import device_name
 from dome_lab.paper.figures import FigureModule, short_name
 from dome_lab.paper.jobs import Event, Job, compute_jobs
+from dome_lab.paper.lock import PATIENCE, locked
 from dome_lab.paper.mending import mend
 from dome_lab.paper.pictures import save_picture
-from dome_lab.paper.rows import Key, Row, read_runs, record_session
+from dome_lab.paper.rows import Key, Row, read_runs, record_session, seconds_of
 from dome_lab.paper.run import Run
 from dome_lab.paper.stages import runs_so_far
 from dome_lab.paper.train import load_run_task
@@ -188,9 +189,10 @@ def make_plan(modules: Mapping[str, FigureModule], scale: str, folder: Path) -> 
         folder: Where the files of this scale are; made if it is not there.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for name in modules:
-        mend(folder / f"{name}.jsonl")
-    found = read_runs(sorted(folder.glob("*.jsonl")))
+    with locked(folder, patience=PATIENCE):
+        for name in modules:
+            mend(folder / f"{name}.jsonl")
+        found = read_runs(sorted(folder.glob("*.jsonl")))
     figures = tuple(
         PlannedFigure(
             name,
@@ -248,7 +250,7 @@ def predict_costs(plan: Plan) -> Iterator[tuple[Key, Prediction]]:
     """
     kinds = list(dict.fromkeys(kind_of(job.key) for job in plan.missing))
     for kind, prediction in run_all(_predictions, kinds, num_workers=1):
-        if prediction is not None:
+        if isinstance(prediction, Prediction):
             yield kind, prediction
 
 
@@ -262,7 +264,8 @@ def compute(plan: Plan, num_workers: int) -> Iterator[Event]:
     busy = {job.figure for job in plan.missing}
     for figure in plan.figures:
         if figure.name in busy:
-            record_session(figure.rows_path, _facts(figure), device_name())
+            with locked(figure.folder, patience=PATIENCE):
+                record_session(figure.rows_path, _facts(figure), device_name())
     paths = {figure.name: figure.rows_path for figure in plan.figures}
     limits = {f.name: f.max_jobs for f in plan.figures if f.max_jobs is not None}
     staged = [f for f in plan.figures if hasattr(f.module, "later_runs")]
@@ -290,17 +293,18 @@ def conclude(figure: PlannedFigure, found: Mapping[Key, list[Row]]) -> Conclusio
         raise ValueError(f"{figure.name} lacks {missing} runs: compute them first")
     rows = [row for job in parts.jobs for row in found[job.key]]
     picture = figure.module.draw(rows)
-    pictures = [figure.folder / f"{figure.name}.{kind}" for kind in PICTURES]
-    for path in pictures:
-        save_picture(picture, path)
     claims = figure.module.judge(rows)
     if figure.scale == SMOKE:
         claims = [not_evidence(claim) for claim in claims]
-    _update_claims(figure.folder / CLAIMS_FILE, figure, claims)
     seconds = seconds_of(rows)
-    if figure.rows_path.exists():
-        facts = _facts(figure) | {"seconds": round(seconds, 1), "parts": str(parts)}
-        record_session(figure.rows_path, facts)
+    pictures = [figure.folder / f"{figure.name}.{kind}" for kind in PICTURES]
+    with locked(figure.folder, patience=PATIENCE):
+        for path in pictures:
+            save_picture(picture, path)
+        _update_claims(figure.folder / CLAIMS_FILE, figure, claims)
+        if figure.rows_path.exists():
+            facts = _facts(figure) | {"seconds": round(seconds, 1), "parts": str(parts)}
+            record_session(figure.rows_path, facts)
     return Conclusion(figure.name, claims, pictures, seconds, parts)
 
 

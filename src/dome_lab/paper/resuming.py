@@ -1,20 +1,22 @@
-"""A run that goes on where it stopped: its state after the last whole epoch, on disk.
+"""A run that resumes where it stopped: its state after the last whole epoch, on disk.
 
-The state lies beside the file of rows that the run will be added to, under a name made
-from the run, until the run is over. It holds tensors and numbers only.
+The state is a file of tensors and numbers under a name made from the run. It is written
+whole or not at all, and removed when the run is over. Only the code that wrote it, by
+commit and versions, may read it. The rows are then, bit for bit, those of a run that
+was not stopped.
 """
 
 import hashlib
 import json
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dome.files import whole_file
-from dome_lab.paper.rows import Row
-from dome_lab.paper.run import Run
+from dome.files import temporary_of, whole_file
+from dome_lab.paper.rows import Key, Row, commit
 from dome_lab.paper.training import Training
 
 NAME_LENGTH = 12
@@ -23,18 +25,21 @@ NAME_LENGTH = 12
 class StateFile:
     """The state of one run on disk.
 
+    Attributes:
+        path: The file.
+        rows: Of the epochs that the state is behind.
+        note: Why the file cannot be used; empty if it can, or if there is none.
+
     Args:
-        out: The file of rows.
-        run: The run.
+        path: The file, of this run only.
     """
 
-    def __init__(self, out: Path, run: Run) -> None:
-        told = json.dumps(run.columns(), sort_keys=True)
-        digest = hashlib.sha256(told.encode()).hexdigest()[:NAME_LENGTH]
-        self.path = out.with_name(f"{out.name}.{digest}.state")
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self.rows: list[Row] = []
         self.note = ""
         self._state: dict[str, Any] | None = None
+        self._made_with = _made_with()
         self._read()
 
     def restore(self, training: Training) -> None:
@@ -43,11 +48,11 @@ class StateFile:
             training.load_state_dict(self._state)
             self._state = None
 
-    def keep(self, training: Training, row: Row) -> None:
+    def keep(self, training: Training, row: Row | None = None) -> None:
         """Write the state after an epoch, whole or not at all."""
-        self.rows.append(row)
+        self.rows += [] if row is None else [row]
         state = {
-            "made_with": _made_with(),
+            "made_with": self._made_with,
             "rows": json.dumps(self.rows),
             "training": training.state_dict(),
         }
@@ -57,9 +62,9 @@ class StateFile:
     def remove(self) -> None:
         """The run is stored: its state is not needed any more."""
         self.path.unlink(missing_ok=True)
+        temporary_of(self.path).unlink(missing_ok=True)  # of a process killed then
 
     def _read(self) -> None:
-        """Of a state that does not fit, say why; the run then begins anew."""
         if not self.path.exists():
             return
         try:
@@ -68,15 +73,25 @@ class StateFile:
         except Exception as error:  # noqa: BLE001 - whatever a damaged file makes of it
             self.note = f"cannot be read ({type(error).__name__})"
             return
-        if made_with != _made_with():
-            self.note = f"was made with {made_with}, not {_made_with()}"
+        if made_with != self._made_with:
+            self.note = f"was made with {made_with}, not {self._made_with}"
             return
         self.rows, self._state = rows, state["training"]
 
 
+def digest_of(key: Key) -> str:
+    """A short name of a run and of what computes it."""
+    made_by, run = key
+    told = json.dumps([made_by, run.columns()], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()[:NAME_LENGTH]
+
+
 def _made_with() -> str:
     """What the last digits depend on."""
-    return (
-        f"dome {version('dome-torch')}, torch {version('torch')}, "
-        f"{torch.get_num_threads()} threads"
-    )
+    return f"{_code()}, {torch.get_num_threads()} threads"
+
+
+@cache
+def _code() -> str:
+    versions = f"dome {version('dome-torch')}, torch {version('torch')}"
+    return f"commit {commit()}, {versions}"

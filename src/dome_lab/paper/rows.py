@@ -85,6 +85,21 @@ def same_run(rows: Sequence[Row]) -> bool:
     )
 
 
+def find_run(paths: Iterable[Path], key: Key) -> list[Row] | None:
+    """The rows of one run, if this version of the code stored them.
+
+    Only its own lines are parsed: quick enough to ask before every run.
+    """
+    beginning = json.dumps(key[1].columns())[:-1].encode()
+    for path in paths:
+        lines = path.read_bytes().splitlines(keepends=True)
+        mine = [parse(line) for line in lines if line.startswith(beginning)]
+        rows = finished_runs([row for row in mine if row is not None])
+        if key in rows:
+            return rows[key]
+    return None
+
+
 def read_runs(paths: Iterable[Path]) -> dict[Key, list[Row]]:
     """The finished runs of several files."""
     found: dict[Key, list[Row]] = {}
@@ -103,6 +118,12 @@ def key_of(row: Row) -> Key | None:
         return str(row.get(MADE_BY, TRAINING)), Run(**given)  # type: ignore[arg-type]
     except (TypeError, ValueError):  # a value that no run can have
         return None
+
+
+def seconds_of(rows: Iterable[Row]) -> float:
+    """How long rows took to compute, together."""
+    taken = (row.get("seconds") for row in rows)
+    return math.fsum(s for s in taken if isinstance(s, int | float))
 
 
 def meta_path(path: Path) -> Path:
@@ -138,13 +159,31 @@ def provenance(device: str = "cpu") -> Row:
     """Versions, commit and machine, as flat values."""
     return {
         "dome": version("dome-torch"),
-        "commit": _commit(),
+        "commit": commit(),
         "torch": version("torch"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": device,
         "cores": os.cpu_count(),
     }
+
+
+def commit() -> str | None:
+    """The commit of the source tree, and if it was changed; None if installed."""
+    here = str(Path(__file__).parent)
+    describe = [
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--exclude=*",
+        "--dirty=+changes",
+    ]
+    command = ["git", "-C", here, *describe]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
 
 
 def parse(line: bytes) -> Row | None:
@@ -169,21 +208,3 @@ def _sessions(meta: Path) -> list[object]:
         return []
     sessions = facts.get("made_with") if isinstance(facts, dict) else None
     return sessions if isinstance(sessions, list) else []
-
-
-def _commit() -> str | None:
-    """The commit of the source tree, and if it was changed; None if installed."""
-    here = str(Path(__file__).parent)
-    describe = [
-        "describe",
-        "--always",
-        "--abbrev=40",
-        "--exclude=*",
-        "--dirty=+changes",
-    ]
-    command = ["git", "-C", here, *describe]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()

@@ -38,7 +38,7 @@ from dome_lab.paper.run import PLAIN, Run
 from dome_lab.paper.series import number
 from dome_lab.paper.statistics import Array, Band, student_band
 from dome_lab.paper.tasks.selection import some_samples
-from dome_lab.paper.train import trained_model
+from dome_lab.paper.train import Keeper, trained_model
 
 SHOWN = 1e-6  # of the first eigenvalue: what lies below is not drawn
 NUM_SAMPLES = 2000  # of the training set, or all if there are fewer
@@ -52,10 +52,10 @@ SEEN = 0.1
 OCTAVE, ASIDE = 2.0, 3.0  # factors of the index, see above
 
 
-def compute_spectrum(run: Run) -> Iterator[Row]:
+def compute_spectrum(run: Run, keeper: Keeper | None = None) -> Iterator[Row]:
     """Train, then yield rows of an index and the eigenvalue there, largest first."""
     started = time.perf_counter()
-    eigenvalues = covariance_eigenvalues(gradients_after(run)).tolist()
+    eigenvalues = covariance_eigenvalues(gradients_after(run, keeper=keeper)).tolist()
     kept = kept_indices(len(eigenvalues))
     seconds = (time.perf_counter() - started) / len(kept)
     for index in kept:
@@ -68,9 +68,11 @@ def compute_spectrum(run: Run) -> Iterator[Row]:
         )
 
 
-def gradients_after(run: Run, dtype: torch.dtype = torch.float32) -> Tensor:
+def gradients_after(
+    run: Run, dtype: torch.dtype = torch.float32, keeper: Keeper | None = None
+) -> Tensor:
     """Train, then the gradients of some training samples in this precision, (N, D)."""
-    model, task = trained_model(run)
+    model, task = trained_model(run, keeper)
     model.to(dtype)
     device = next(model.parameters()).device
     x, y = some_samples(task, NUM_SAMPLES)

@@ -32,8 +32,8 @@ class Keeper(Protocol):
     def restore(self, training: Training) -> None:
         """Put it behind the last epoch that was kept, if there is one."""
 
-    def keep(self, training: Training, row: Row) -> None:
-        """Keep its state after an epoch, with the row of that epoch."""
+    def keep(self, training: Training, row: Row | None = None) -> None:
+        """Keep its state after an epoch, with the row of that epoch if it has one."""
 
 
 Tell = Callable[[int, int, int], None]  # epoch, steps of it that are done, of how many
@@ -76,11 +76,15 @@ def compute_run(
         yield row
 
 
-def trained_model(run: Run) -> tuple[nn.Module, Task]:
+def trained_model(run: Run, keeper: Keeper | None = None) -> tuple[nn.Module, Task]:
     """The model at the end of a run, where it was trained, and what it learned."""
     task, model = start(run)
-    for _ in _epochs(Training(model, task, run)):
-        pass
+    under_way = Training(model, task, run)
+    if keeper is not None:
+        keeper.restore(under_way)
+    for _ in _epochs(under_way):
+        if keeper is not None:
+            keeper.keep(under_way)
     return model, task
 
 

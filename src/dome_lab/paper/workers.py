@@ -38,6 +38,10 @@ class WorkerError(RuntimeError):
     """A job failed in its process; the traceback there is in the notes."""
 
 
+class Later(Exception):  # noqa: N818 - not an error
+    """Raised by a job that cannot be done now: it is put back behind the others."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Failure:
     message: str
@@ -57,8 +61,10 @@ def run_all(
     num_workers: int,
     fits: Callable[[Job, Collection[Job]], bool] = lambda *_: True,
     more: Callable[[], Sequence[Job]] | None = None,
-) -> Iterator[tuple[Job, Result | None]]:
+) -> Iterator[tuple[Job, Result | Later | None]]:
     """Yield every job's results as they come, and (job, None) when the job is over.
+
+    A job that raises ``Later`` yields that, and is started again behind those waiting.
 
     Args:
         compute: A module's own function, as it is looked up by name in the process.
@@ -82,7 +88,10 @@ def run_all(
             for ready in wait(list(busy)):
                 result = _receive(ready, busy[ready])
                 yield busy[ready], result
-                if result is None:
+                if isinstance(result, Later):
+                    waiting.append(busy.pop(ready))
+                    idle.append(ready)
+                elif result is None:
                     del busy[ready]
                     idle.append(ready)
                     if more is not None:
@@ -205,6 +214,8 @@ def _work_once(compute: Callable[[Any], Iterable[Any]], connection: Connection) 
             connection.send(result)
     except (BrokenPipeError, ConnectionResetError):
         raise
+    except Later as later:
+        connection.send(later)
     except Exception as error:  # noqa: BLE001 - told to the parent, whatever it is
         kind = "" if isinstance(error, _PLAIN_ERRORS) else f"{type(error).__name__}: "
         message = f"{kind}{error}"

@@ -25,10 +25,10 @@ def figure_table(
     scales: Sequence[str],
     numbers: Mapping[str, Sequence[str]],
 ) -> Table:
-    """What figures there are, and how many runs they take at each scale."""
+    """What figures there are, with the cells of each scale."""
     table = _table("figure", "what it shows")
     for scale in scales:
-        table.add_column(f"runs,\n{scale}", justify="right")
+        table.add_column(scale, justify="right")
     for name, caption in captions.items():
         table.add_row(name, caption, *numbers[name], end_section=True)
     return table

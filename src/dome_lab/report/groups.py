@@ -4,9 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dome_lab.paper.cost import seconds_of
 from dome_lab.paper.rows import MADE_BY as MADE_BY_COLUMN
-from dome_lab.paper.rows import NUM_ROWS, Row
+from dome_lab.paper.rows import NUM_ROWS, Row, seconds_of
 from dome_lab.report import labels
 from dome_lab.report.lines import (
     Line,

@@ -41,6 +41,7 @@ def figure_sections(folder: Path, scale: str) -> list[Section]:
         scale: Its name.
     """
     modules = {name: figures.load_figure(name) for name in figures.figure_names()}
+    modules = {name: m for name, m in modules.items() if scale in m.SCALES}
     plan = make_plan(modules, scale, folder)
     claims = read_claims(folder)
     sections = []

@@ -96,7 +96,7 @@ def test_two_demos_in_one_folder_write_no_row_twice(finished, tmp_path):
     lines = (finished[0] / "rows.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "rows.jsonl").write_text("".join(lines[:11]))  # one run is to do
     first = started(*QUICK, "--out", tmp_path)
-    wait_until((tmp_path / ".dome.lock").exists)
+    wait_until((tmp_path / ".demo.lock").exists)
     second = run(*QUICK, "--out", tmp_path)
     assert second.exit_code == 1
     assert f"in use by process {first.pid} on " in " ".join(second.output.split())

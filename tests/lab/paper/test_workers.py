@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny_jobs
 
-from dome_lab.paper.workers import WorkerError, available_cores, run_all
+from dome_lab.paper.workers import Later, WorkerError, available_cores, run_all
 
 
 def test_every_job_yields_its_results_in_order_and_then_its_end():
@@ -55,6 +55,14 @@ def test_jobs_that_come_up_on_the_way_are_done_before_those_that_wait(forked_wor
     asked = iter([[5], [], []])
     events = run_all(range, [1, 2], num_workers=1, more=lambda: next(asked))
     assert [job for job, result in events if result is None] == [1, 5, 2]
+
+
+def test_a_job_for_later_is_put_back_behind_the_others(forked_workers, tmp_path):
+    jobs = [str(tmp_path / "late"), "other"]
+    events = list(run_all(tiny_jobs.second_time, jobs, num_workers=1))
+    assert [job for job, result in events if result is None] == ["other", jobs[0]]
+    (later,) = [result for _, result in events if isinstance(result, Later)]
+    assert str(later) == "not yet"
 
 
 def test_a_message_for_users_is_passed_on_with_its_job_and_nothing_else(forked_workers):
