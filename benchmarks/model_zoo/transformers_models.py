@@ -323,6 +323,15 @@ TRANSFORMERS: dict[str, Callable[[], Case]] = {
     "wav2vec 2.0": made("Wav2Vec2Model", SPEECH, sound),
     "HuBERT": made("HubertModel", SPEECH, sound),
     "WavLM": made("WavLMModel", SPEECH, sound),
+    "UniSpeech": made("UniSpeechModel", SPEECH, sound),
+    "UniSpeech-SAT": made("UniSpeechSatModel", SPEECH, sound),
+    "Data2Vec audio": made("Data2VecAudioModel", SPEECH, sound),
+    "wav2vec 2.0 conformer": made("Wav2Vec2ConformerModel", SPEECH, sound),
+    "wav2vec 2.0 BERT": made(
+        "Wav2Vec2BertModel",
+        SPEECH | {"feature_projection_input_dim": 8},
+        lambda: {"input_features": torch.randn(B, 14, 8)},
+    ),
     "SEW": made("SEWModel", SPEECH | {"squeeze_factor": 2}, sound),
     "Whisper": made(
         "WhisperModel",
