@@ -37,6 +37,8 @@ class Case:
         inputs: What it is called with, by name.
         split: The inputs of sample b alone; as ``dome.verify`` does if not given.
         batch: How many samples.
+        samples_in: The inputs that hold samples, where that can be declared.
+        declared: Whether it is.
         frozen: Whether its batch norms are in evaluation mode.
     """
 
@@ -44,7 +46,14 @@ class Case:
     inputs: Inputs
     split: Callable[[Inputs, int], Inputs] | None = None
     batch: int = BATCH
+    samples_in: tuple[str, ...] = ()
+    declared: bool = False
     frozen: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """What a filter is told of its inputs."""
+        return self.samples_in if self.declared else None
 
     def typed(self, inputs: Inputs, dtype: torch.dtype) -> Inputs:
         """Inputs with their real numbers in a type."""
@@ -86,16 +95,27 @@ class Verdict:
     reason: str = ""
 
 
+Changes = dict[str, bool]
+# What to try where a model as it is cannot be captured, as the tables say it.
+OPTIONS: dict[str, Changes] = {
+    "": {},
+    " with `.eval()` on its batch norms": {"frozen": True},
+    " with `samples_in`": {"declared": True},
+}
+
+
 @patch("torch.seed", lambda: 0)  # where Reformer takes the seeds of its layers from
 def judge(library: str, name: str, make: Callable[[], Case]) -> Verdict:
     """What a filter does to one model, as it is and with its batch norms frozen."""
     refusal = ""
-    for option, frozen in (("", False), (" with `.eval()` on its batch norms", True)):
+    for option, changes in OPTIONS.items():
 
-        def again(frozen: bool = frozen) -> Case:
+        def again(changes: Changes = changes) -> Case:
             _seed()
-            return replace(make(), frozen=frozen)
+            return replace(make(), **changes)
 
+        if changes.get("declared") and not again().samples_in:
+            continue
         forward, dtype = "", _dtype(again)
         try:
             forward = "identical" if _is_identical(again()) else "differs"
@@ -168,7 +188,7 @@ def _is_identical(case: Case) -> bool:
         plain, twice = _results(model, inputs), _results(model, inputs)
         if not _equal(plain, twice):
             raise ArithmeticError("the model itself gives other results each time")
-        with dome.attach(model, optimizer, rank=2):
+        with dome.attach(model, optimizer, rank=2, samples_in=case.names):
             same &= _equal(plain, _results(model, inputs))
     return same
 
@@ -194,7 +214,7 @@ def _in_training(case: Case, dtype: torch.dtype) -> Error:
     """
     model, inputs = case.put(dtype)
     layout = Layout(model)
-    rows = _captured(model, inputs, layout, case.batch)
+    rows = _captured(case, model, inputs, layout)
     _seed()
     result = _result(model(**inputs))
     (delta,) = torch.autograd.grad(_loss(result), result, retain_graph=True)
@@ -216,8 +236,9 @@ def _gradient(result: Tensor, delta: Tensor, layout: Layout) -> Tensor:
     return torch.cat(flat)
 
 
-def _captured(model: nn.Module, inputs: Inputs, layout: Layout, batch: int) -> Tensor:
-    with _source(model, layout) as source:
+def _captured(case: Case, model: nn.Module, inputs: Inputs, layout: Layout) -> Tensor:
+    batch = case.batch
+    with _source(model, layout, case.names) as source:
         model.zero_grad()
         _seed()
         _loss(model(**inputs)).backward()
@@ -229,8 +250,10 @@ def _captured(model: nn.Module, inputs: Inputs, layout: Layout, batch: int) -> T
 
 
 @contextmanager
-def _source(model: nn.Module, layout: Layout) -> Iterator[PerSample]:
-    source = PerSample(model, layout)
+def _source(
+    model: nn.Module, layout: Layout, names: tuple[str, ...] | None
+) -> Iterator[PerSample]:
+    source = PerSample(model, layout, samples_in=names)
     try:
         yield source
     finally:
@@ -241,11 +264,11 @@ def _alone(case: Case, dtype: torch.dtype) -> Error:
     """Rows in evaluation mode, against one forward and backward a sample."""
     if case.split is None:
         model, inputs = case.put(dtype)
-        report = dome.verify(model, _loss, inputs)
+        report = dome.verify(model, _loss, inputs, samples_in=case.names)
         return max((e.error, f"alone: {e.name}") for e in report.errors)
     model, inputs = case.put(dtype, training=False)
     layout = Layout(model)
-    rows, literal = _captured(model, inputs, layout, case.batch), []
+    rows, literal = _captured(case, model, inputs, layout), []
     for b in range(case.batch):
         model.zero_grad()
         own = case.typed(case.split(case.inputs, b), dtype)

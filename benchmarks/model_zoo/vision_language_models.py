@@ -10,8 +10,9 @@ from typing import Any
 import torch
 import transformers
 
-from model_zoo.judge import BATCH, Case, Value
+from model_zoo.judge import Case, Value
 
+BATCH = 4  # of three, the colours of an image might be the samples
 IMAGE, PATCHES, SIDE, WORDS = 60, 16, 16, 64
 Config = dict[str, Any]
 
@@ -137,7 +138,8 @@ def make(name: str, images: int) -> Case:
     """A model and sentences with this many images each."""
     config = getattr(transformers, f"{name}Config")(**CONFIGS[name])
     model_class = getattr(transformers, f"{name}ForConditionalGeneration")
-    return Case(model_class(config), inputs(name, images), split=split)
+    given = inputs(name, images)
+    return Case(model_class(config), given, split, batch=BATCH, samples_in=tuple(given))
 
 
 MODELS: dict[str, Callable[[], Case]] = {

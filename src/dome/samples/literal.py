@@ -63,7 +63,8 @@ class Call:
                 mine = bool(t.ndim) and len(t) == self.num_samples
             else:
                 mine = id(t) in self.held
-            return t[b : b + 1] if mine else t
+            num = len(t) // self.num_samples if mine else 0
+            return t[num * b : num * (b + 1)] if mine else t
 
         args, kwargs = rebuilt((self.args, self.kwargs), own)
         return Call(args, kwargs, 1)

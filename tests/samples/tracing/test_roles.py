@@ -354,3 +354,59 @@ def test_one_tensor_under_two_names_has_one_role():
         return model(own, [own, own])
 
     step(model, source, call, 5)
+
+
+class Illustrated(nn.Module):
+    """Sentences in which the word 0 stands for a picture."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.eye = nn.Embedding(9, 4), nn.Conv2d(3, 4, 2)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, ids, pictures):
+        seen = self.eye(pictures).amax((2, 3))
+        h = self.words(ids).masked_scatter((ids == 0)[..., None], seen)
+        return self.head(h.tanh().cumsum(1))
+
+
+def sentences(num, counts):
+    ids = torch.arange(7).repeat(num, 1) + 1
+    for b, count in enumerate(counts):
+        ids[b, torch.randperm(7)[:count]] = 0
+    return ids, torch.randn(sum(counts), 3, 5, 5)
+
+
+def test_a_declared_input_may_have_several_entries_for_each_sample():
+    model, names = Illustrated(), ("ids", "pictures")
+    source = PerSample(model, Layout(model), samples_in=names)
+    for num, each in ((4, 2), (3, 2), (2, 3), (5, 1), (1, 2)):
+        ids, pictures = sentences(num, [each] * num)
+
+        def call(b, ids=ids, pictures=pictures, num=num):
+            own = pictures.unflatten(0, (num, -1))[b].flatten(0, 1)
+            return model(ids[b], own)
+
+        step(model, source, call, num)
+    source.detach()
+    report = dome.verify(
+        model, lambda z: z.square().mean(), sentences(4, [2] * 4), samples_in=names
+    )
+    assert report.ok, report
+
+
+def test_entries_that_go_to_another_sample_than_their_place_says_are_refused():
+    model = Illustrated()
+    source = PerSample(model, Layout(model), samples_in=("ids", "pictures"))
+    model(*sentences(4, [2] * 4))
+    with pytest.raises(RuntimeError, match="mixed by"):
+        model(*sentences(4, [1, 3, 2, 2]))
+    source.detach()
+
+
+def test_several_entries_for_each_sample_and_a_dimension_as_long_are_told_apart():
+    model = Illustrated()
+    source = PerSample(model, Layout(model), samples_in=("ids", "pictures"))
+    with pytest.raises(RuntimeError, match=r"along dimension 1, or 2 entries of each"):
+        model(*sentences(3, [2] * 3))
+    source.detach()

@@ -147,7 +147,8 @@ class Roles:
                 continue
             dim = self._role(name, t, batch, batch_dim, next(iter(found), None))
             if dim is not None:
-                found[name] = Axis(dim, batch)
+                # Of a declared input n entries in a row may be of one sample.
+                found[name] = Axis(dim, batch, max(1, t.shape[dim] // max(1, batch)))
         if batch > 1:  # of one sample, every dimension of size 1 might be the samples'
             self._table |= {
                 name: found[name].dim if name in found else None for name, _ in named
@@ -188,6 +189,8 @@ class Roles:
         if name in self._table and self._table[name] is None:
             return None
         dim = self._table.get(name)
+        if self.declared is not None and self._has_several(name, t, batch, batch_dim):
+            return batch_dim
         if dim is None:
             dim = _dim_of(t, batch, batch_dim)
         if dim is not None and dim < t.ndim and t.shape[dim] == batch:
@@ -203,6 +206,23 @@ class Roles:
                 f"not"
             )
         return None
+
+    def _has_several(self, name: str, t: Tensor, batch: int, batch_dim: int) -> bool:
+        """Whether a declared input holds n B entries, n of each sample in a row."""
+        size = t.shape[batch_dim] if t.ndim > batch_dim else 0
+        dim, other = self._table.get(name), _dim_of(t, batch, batch_dim)
+        if batch == 0 or size <= batch or size % batch or dim not in (None, batch_dim):
+            return False
+        if dim == batch_dim or other is None:
+            return True
+        if batch == 1:
+            return False  # every dimension of size 1 will do
+        raise RuntimeError(
+            f"input {name!r} of shape {tuple(t.shape)} holds {batch} samples along "
+            f"dimension {other}, or {size // batch} entries of each along dimension "
+            f"{batch_dim}: call the model with another number of samples first, which "
+            f"makes it clear"
+        )
 
     def _is_declared(self, name: str) -> bool:
         return any(
