@@ -19,6 +19,7 @@ from dome_lab.paper.claims import (
     claim,
     paired,
 )
+from dome_lab.paper.equal_time import judge_equal_time
 from dome_lab.paper.following import FOLLOWS, follows
 from dome_lab.paper.names import name_of
 from dome_lab.paper.rows import Row
@@ -48,8 +49,11 @@ def both_arms(run: Run, num_seeds: int) -> list[Run]:
 
 
 def dynamics_runs(config: Repeated) -> list[Run]:
-    """Both arms of every seed."""
-    return both_arms(config.run, config.num_seeds)
+    """Both arms of every seed, and the timed run."""
+    runs = both_arms(config.run, config.num_seeds)
+    if config.timed_epochs:
+        runs.append(replace(config.run, rank=None, epochs=config.timed_epochs))
+    return runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +64,13 @@ class Momenta:
         run: A run of it.
         optimizers: "sgd" is torch's, "ema" that of the paper's Algorithm 1.
         num_seeds: How many seeds.
+        timed_epochs: As of ``Repeated``, for each optimizer.
     """
 
     run: Run
     optimizers: tuple[str, ...] = ("sgd", "ema")
     num_seeds: int = 5
+    timed_epochs: int = 0
 
 
 def momenta_runs(config: Momenta) -> list[Run]:
@@ -72,8 +78,16 @@ def momenta_runs(config: Momenta) -> list[Run]:
     return [
         run
         for optimizer in config.optimizers
-        for run in both_arms(replace(config.run, optimizer=optimizer), config.num_seeds)
+        for run in dynamics_runs(_repeated(config, optimizer))
     ]
+
+
+def _repeated(config: Momenta, optimizer: str) -> Repeated:
+    return Repeated(
+        run=replace(config.run, optimizer=optimizer),
+        num_seeds=config.num_seeds,
+        timed_epochs=config.timed_epochs,
+    )
 
 
 def momenta_parts(config: Momenta) -> list[Momenta]:
@@ -83,6 +97,7 @@ def momenta_parts(config: Momenta) -> list[Momenta]:
 
 def draw_dynamics(rows: Sequence[Row], paper: Run, score: str) -> Figure:
     """Training loss, fraction and score by epoch, side by side; a row an optimizer."""
+    rows = watched(rows)
     groups = _by_optimizer(rows)
     figure, grid = drawing.canvas(len(groups), 3, drawing.PAGE, 0.8 + 1.9 * len(groups))
     for axes, (optimizer, mine) in zip(grid, groups.items(), strict=True):
@@ -132,18 +147,28 @@ def draw_panels(
 
 
 def judge_dynamics(figure: str, rows: Sequence[Row], score: str) -> list[Claim]:
-    """Convergence, and what the fraction does, with each optimizer for itself."""
+    """Convergence, and what the fraction does, with each optimizer for itself.
+
+    With a timed run, what the filter adds in as many seconds too.
+    """
     claims = []
     for optimizer, mine in _by_optimizer(rows).items():
-        group = {"": mine}
+        both, timed = watched(mine), select(mine, rank=None)
+        group = {"": both}
         found = [
             *judge_convergence(figure, group, score),
+            *(judge_equal_time(figure, both, timed, score) if timed else []),
             *judge_fraction(figure, group),
         ]
         # Torch's momentum is what everybody takes it for; the other one is named.
         where = f"{name_of(optimizer)}: " if optimizer == "ema" else ""
         claims += [replace(one, name=f"{where}{one.name}") for one in found]
     return claims
+
+
+def watched(rows: Sequence[Row]) -> list[Row]:
+    """The rows of runs with a tracker: the timed run has none."""
+    return [row for row in rows if row["rank"] is not None]
 
 
 def _by_optimizer(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -226,10 +226,18 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Repeated:
-    """Settings of a figure that needs no more: a run of it, and how many seeds."""
+    """Settings of a figure that needs no more.
+
+    Attributes:
+        run: A run of it.
+        num_seeds: How many seeds.
+        timed_epochs: Epochs of one more run without a tracker, whose seconds are
+            compared with the filter's; 0: there is none.
+    """
 
     run: Run
     num_seeds: int = 5
+    timed_epochs: int = 0
 
 
 def check_name(what: str, name: str | None, known: Sequence[str | None]) -> None:

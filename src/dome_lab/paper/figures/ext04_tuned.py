@@ -9,6 +9,9 @@ that is best then; and along the way, by bytes and by seconds.
 
 Scale cpu: MNIST with 6,000 images and CIFAR-10 with 5,000, B = 128, 10 epochs, 5 judged
 seeds. Adam at rates none, 10, 100 and 1,000; SGD with momentum at none and 100.
+
+Scale full: fig06's run, SGD without momentum on DBPedia, B = 512, 5 epochs, with 16,000
+texts; of the 18,224 at hand the others are for validation. About four hours of a core.
 """
 
 from collections.abc import Sequence
@@ -21,6 +24,7 @@ from matplotlib.figure import Figure
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
+from dome_lab.paper.figures import fig06_dbpedia_dynamics as fig06
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
 from dome_lab.paper.series import select
@@ -72,6 +76,10 @@ _DIGITS = replace(fig03.SCALES["smoke"].run, rate=100)
 SCALES = {
     "paper": Config(),
     "cpu": Config(cases=cases(MNIST, CIFAR)),
+    "full": Config(
+        cases=(replace(fig06.PAPER, num_train=16_000, num_test=2000),),
+        sgd=Grid(rates=(0.1, 0.3, 1.0)),
+    ),
     "smoke": Config(
         cases=(_DIGITS, replace(_DIGITS, rate=None)),
         adam=_SMALL,

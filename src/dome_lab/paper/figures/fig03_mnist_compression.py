@@ -4,6 +4,11 @@ Claims: similar at low compression; ahead at high compression.
 
 Scale cpu: one epoch of all 60,000 training images, B = 128 as in the paper (469 steps),
 2,000 test images, rates none, 10, 100 and 1,000, 3 seeds, which decide every claim.
+
+Scale full: the paper's run, all images for 50 epochs, at rates 1,000 and 100 with 3
+seeds and uncompressed with one. One more arm at rate 100: unfiltered at 0.03, the
+learning rate that ext04 found for it. And what the filter adds in as many seconds, and
+by bytes. About 20 hours of one core.
 """
 
 from collections.abc import Sequence
@@ -12,15 +17,18 @@ from dataclasses import dataclass, replace
 from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing, train
-from dome_lab.paper.claims import Claim
+from dome_lab.paper.claims import Claim, claim, paired
+from dome_lab.paper.equal_time import judge_equal_time
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import Run
+from dome_lab.paper.run import FILTERED, PLAIN, Run
+from dome_lab.paper.series import distinct, ends, number, select
 from dome_lab.paper.tolerance import (
     Rates,
     across_rates,
     draw_tolerance,
     judge_tolerance,
 )
+from dome_lab.paper.tuned import Case, draw_way
 
 PAPER = Run(
     task="mnist",
@@ -41,11 +49,21 @@ SMALL = replace(PAPER, num_train=2500, num_test=2000, epochs=6, batch_size=32)
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Settings of the figure: a run of it, the rates, and how many seeds."""
+    """Settings of the figure.
+
+    Attributes:
+        run: A run of it.
+        rates: Compression rates.
+        num_seeds: How many seeds.
+        once: Rates with one seed only, after the others.
+        tuned: Learning rate and compression rate of one more unfiltered arm.
+    """
 
     run: Run = PAPER
     rates: Rates = (None, 1, 3, 10, 30, 100, 300, 1000, 3000, 10000)
     num_seeds: int = 5
+    once: Rates = ()
+    tuned: tuple[float, float] | None = None
 
 
 SCALES = {
@@ -54,6 +72,13 @@ SCALES = {
         run=replace(PAPER, num_test=2000, epochs=1),
         rates=(None, 10, 100, 1000),
         num_seeds=3,
+    ),
+    "full": Config(
+        run=replace(PAPER, num_train=60_000),  # all there are
+        rates=(1000, 100),
+        num_seeds=3,
+        once=(None,),
+        tuned=(0.03, 100),
     ),
     "smoke": Config(
         run=replace(
@@ -73,23 +98,70 @@ compute_run = train.compute_run
 
 
 def runs(config: Config) -> list[Run]:
-    """Both arms of every rate and seed."""
-    return across_rates(config.run, config.rates, config.num_seeds)
+    """Both arms of every rate and seed, and the tuned one."""
+    found = across_rates(config.run, config.rates, config.num_seeds)
+    if config.tuned is not None:
+        lr, rate = config.tuned
+        plain = replace(config.run, rank=None, lr=lr, rate=rate)
+        found += [replace(plain, seed=seed) for seed in range(config.num_seeds)]
+    return [*found, *across_rates(config.run, config.once, 1)]
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """Accuracy at the end by rate."""
-    figure, ((axes,),) = drawing.canvas(1, 1, drawing.COLUMN, 3.1)
-    draw_tolerance(axes, rows)
-    drawing.add_title(figure, rows, axes)
+    """Accuracy at the end by rate; of long runs along the way by bytes and seconds."""
+    mine, _ = _split(rows)
+    cases = _cases(mine)
+    width = drawing.PAGE if cases else drawing.COLUMN
+    figure, (axes,) = drawing.canvas(1, 3 if cases else 1, width, 3.1)
+    draw_tolerance(axes[0], mine)
+    for panel, unit in zip(axes[1:], ("gradients", "seconds"), strict=False):
+        draw_way(panel, cases, unit)
+    drawing.add_title(figure, mine, axes[0])
     drawing.add_note(
         figure,
-        drawing.statistics_note(rows, "bars"),
-        drawing.scale_note(rows, PAPER),
+        drawing.statistics_note(mine, "bars"),
+        drawing.scale_note(mine, PAPER),
     )
     return figure
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:
-    """Similar at low compression, ahead at high."""
-    return judge_tolerance("fig03", rows)
+    """Similar at low compression, ahead at high; of long runs, in equal time too."""
+    mine, tuned = _split(rows)
+    claims = judge_tolerance("fig03", mine)
+    for row in tuned[:1]:
+        filtered = select(mine, arm=FILTERED, rate=row["rate"])
+        lr, rate = row["lr"], f"rate {row['rate']:g}"
+        ours, theirs = (ends(some, "test_accuracy") for some in (filtered, tuned))
+        claims.append(
+            claim(
+                "fig03",
+                f"{rate}: ahead of a tuned unfiltered arm",
+                f"At {rate} the filter at learning rate {filtered[0]['lr']:g} has a "
+                f"higher test accuracy than the unfiltered arm at {lr:g}.",
+                [paired("gain", ours, theirs, low=0)],
+            )
+        )
+    for case in _cases(mine):
+        where = "uncompressed: " if case.rate is None else f"rate {case.rate:,g}: "
+        arms = [*case.filtered, *case.plain]
+        claims += judge_equal_time("fig03", arms, case.plain, "test_accuracy", where)
+    return claims
+
+
+def _cases(rows: Sequence[Row]) -> list[Case]:
+    """Both arms at each rate; none if they are of one epoch, which is no way to go."""
+    rates = [None, *distinct(rows, "rate")] if number(rows[0], "epochs") > 1 else []
+    found = []
+    for rate in rates:
+        filtered, plain = (select(rows, rate=rate, arm=a) for a in (FILTERED, PLAIN))
+        if filtered and plain:
+            found.append(Case("MNIST", rate, filtered, plain, plain))
+    return found
+
+
+def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Rows at the filter's learning rate, and those of the tuned unfiltered arm."""
+    rates = {row["lr"] for row in rows if row["arm"] == FILTERED}
+    mine = [row for row in rows if row["lr"] in rates]
+    return mine, [row for row in rows if row["lr"] not in rates]

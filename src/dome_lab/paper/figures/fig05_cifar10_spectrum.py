@@ -4,7 +4,8 @@ Claims: about C very large eigenvalues, about C² outliers, then a relatively fl
 What is read off the spectrum is defined in ``dome_lab.paper.spectrum``. The paper does
 not name the optimizer; fig01's is taken.
 
-Scale cpu: the paper's training, all 50,000 images; gradients of 2,000 of them, 3 seeds.
+Scale cpu: the paper's training on 25,000 images, half of the data set: all that were at
+hand; gradients of 2,000 of them, 3 seeds.
 A run took 7 minutes on one core.
 """
 
