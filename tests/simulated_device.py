@@ -255,7 +255,8 @@ def _run(func: Operation, args: Sequence[Any], kwargs: Names) -> object:
     there = {name: _changed(DeviceTensor, _host, v) for name, v in kwargs.items()}
     if wanted is not None:
         there["device"] = torch.device("cpu")
-    out = func(*_changed(DeviceTensor, _host, tuple(args)), **there)
+    kernel = CELLS.get(func, func)
+    out = kernel(*_changed(DeviceTensor, _host, tuple(args)), **there)
     if not arrives:
         return out
     if func is aten._pack_padded_sequence.default:
@@ -266,6 +267,31 @@ def _run(func: Operation, args: Sequence[Any], kwargs: Names) -> object:
     if func.namespace != "aten" or not tensors or not _has_aliases(func):
         return out  # collectives answer with a handle, factories alias nothing
     return return_and_correct_aliasing(func, args, kwargs, out)
+
+
+def _lstm_cell(x: Tensor, h: Tensor, c: Tensor, *biases: Tensor) -> tuple[Tensor, ...]:
+    """A kernel that the CPU lacks, of projected inputs and hidden states."""
+    gates = sum((b for b in biases if b is not None), x + h)
+    i, f, g, o = gates.chunk(4, 1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c, gates
+
+
+def _gru_cell(
+    x: Tensor, h: Tensor, state: Tensor, *biases: Tensor
+) -> tuple[Tensor, ...]:
+    """The same of a GRU."""
+    b_x, b_h = (0 if b is None else b for b in biases or (None, None))
+    (xr, xz, xn), (hr, hz, hn) = (x + b_x).chunk(3, 1), (h + b_h).chunk(3, 1)
+    z = (xz + hz).sigmoid()
+    n = (xn + (xr + hr).sigmoid() * hn).tanh()
+    return n + z * (state - n), x
+
+
+CELLS = {
+    aten._thnn_fused_lstm_cell.default: _lstm_cell,
+    aten._thnn_fused_gru_cell.default: _gru_cell,
+}
 
 
 @cache

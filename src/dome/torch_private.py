@@ -6,6 +6,7 @@ and what happens without it; the other rooms use them under the names given here
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -13,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function, forward_ad
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.optim import Optimizer
-from torch.utils import checkpoint
+from torch.utils import _python_dispatch, checkpoint
 from torch.utils.hooks import RemovableHandle
 
 try:
@@ -79,6 +80,8 @@ __all__ = [
     "tree_map_only",
     "tree_unflatten",
     "unflattened",
+    "unpacked",
+    "unseen",
     "version_of",
     "versions_of",
     "when_backward_ends",
@@ -440,6 +443,31 @@ def _checkpoint_frame_on_stack() -> Any | None:  # noqa: ANN401
 hooks_on_saved: Callable[[], Any | None] = (
     _checkpoint_frame_on_stack if _top_hooks is None else partial(_top_hooks, True)
 )
+
+
+def unpacked() -> AbstractContextManager[Any]:
+    """Inside, no checkpoint sees which tensors a graph saves."""
+    # Where hooks cannot be asked for, ours are there in any case.
+    if _top_hooks is not None and _top_hooks(True) is None:
+        return nullcontext()
+    return saved_tensors_hooks(_as_it_is, _as_it_is)
+
+
+def _as_it_is(t: Tensor) -> Tensor:
+    return t
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """Inside, a checkpoint does not see what dome computes for itself.
+
+    A selective one keeps results, and would take dome's for the model's.
+    """
+    if hooks_on_saved() is None:
+        return nullcontext()
+    # 2.6 to 2.15; without it a selective checkpoint sees it all the same.
+    disable = getattr(_python_dispatch, "_disable_current_modes", nullcontext)
+    context: AbstractContextManager[Any] = disable()
+    return context
 
 
 def _frame_of(caller: FrameType) -> Any | None:  # noqa: ANN401

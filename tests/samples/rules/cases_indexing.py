@@ -110,6 +110,27 @@ def packed_input(*, ordered=False):
     return [torch.randn(B, 5, 3), lengths]
 
 
+def one_by_one_joined(m, x):
+    return m.head(torch.cat([m.layer(x[b : b + 1]) for b in range(len(x))]))
+
+
+def masked_by_a_weight(m, x, mask):
+    h = m.layer(x)
+    h[mask] = m.start
+    return m.head(h)
+
+
+def images_in_a_text(m, words, images):
+    h, places = m.table(words), (words == 0)[..., None]
+    return m.head(h.masked_scatter(places.expand_as(h), m.layer(images)))
+
+
+def text_with_images():
+    text = torch.randint(1, 7, (B, 6))
+    text[:, 1:3] = 0
+    return [text, torch.randn(B, 2, 3)]
+
+
 INDEXING = {
     "last word by index": lambda: (last_of(LAST), [torch.randn(B, 5, 3), LAST]),
     "last word gathered": lambda: (
@@ -179,5 +200,44 @@ INDEXING = {
     "packed rnn in order": lambda: (
         packed(nn.RNN, ordered=True),
         packed_input(ordered=True),
+    ),
+    "one by one and joined": lambda: (
+        Then(one_by_one_joined, layer=nn.Linear(3, 4), head=nn.Linear(4, 2)),
+        sequence(B, 5, 3),
+    ),
+    "pieces one by one and joined": lambda: (
+        Then(
+            lambda m, x: m.head(torch.cat([m.layer(t).flatten(1) for t in x.split(1)])),
+            layer=nn.Conv2d(2, 4, 3),
+            head=nn.Linear(16, 2),
+        ),
+        [torch.randn(B, 2, 4, 4)],
+    ),
+    "parts of one sample side by side": lambda: (
+        Then(
+            lambda m, x: torch.cat(
+                [m.layer(torch.cat([t, t.sin()], -1)) for t in x.split(1)]
+            ),
+            layer=nn.Linear(6, 2),
+        ),
+        sequence(B, 3),
+    ),
+    "a weight where a mask says": lambda: (
+        Then(
+            masked_by_a_weight,
+            layer=nn.Linear(3, 4),
+            start=vector(4),
+            head=nn.Linear(4, 2),
+        ),
+        [torch.randn(B, 5, 3), torch.arange(5) < LENGTHS[:, None]],
+    ),
+    "images where a text has their places": lambda: (
+        Then(
+            images_in_a_text,
+            table=nn.Embedding(7, 4),
+            layer=nn.Linear(3, 4),
+            head=nn.Linear(4, 2),
+        ),
+        text_with_images(),
     ),
 }

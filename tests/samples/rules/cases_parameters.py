@@ -114,6 +114,20 @@ PARAMETERS = {
         ),
         sequence(B, 2, B, 3),
     ),
+    "one constant matrix for each sample": lambda: (
+        Then(
+            lambda m, x: m.layer(x @ torch.eye(3).to(x).expand(len(x), 3, 3).cos()),
+            layer=nn.Linear(3, 2),
+        ),
+        sequence(B, 5, 3),
+    ),
+    "one constant matrix for each sample from the left": lambda: (
+        Then(
+            lambda m, x: m.layer(x.new_zeros(len(x), 2, 5, 5).cos() @ x[:, None]),
+            layer=nn.Linear(3, 2),
+        ),
+        sequence(B, 5, 3),
+    ),
     "matrix times vector": lambda: (
         Then(lambda m, x: x @ m.w, w=vector(3)),
         sequence(B, 2, 3),

@@ -10,6 +10,7 @@ from torch.autograd import Function
 
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.numbered import spread_by_number
+from dome.samples.rules.recording import recording
 from dome.samples.store.sink import Sink
 from dome.samples.tracing.admission import are_totals
 from dome.samples.tracing.axis import Axis
@@ -21,6 +22,7 @@ from dome.samples.tracing.trace import Trace
 from dome.torch_private import tree_map_only
 
 
+@recording
 def broadcast(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
     """Add, multiply, where, ...: anything that broadcasts its arguments."""
     if are_totals(call):
@@ -32,6 +34,7 @@ def broadcast(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
     return call.func(*args, **kwargs)
 
 
+@recording
 def concatenate(
     trace: Trace,
     call: Call,
@@ -66,13 +69,13 @@ def _one_along(trace: Trace, place: Labels, dim: int, *weights: Tensor) -> Label
     return Labels(ids, place.batch)
 
 
+@recording
 def assign(trace: Trace, call: Call, x: Tensor, index: Value, value: Value) -> None:
     """``x[index] = value`` where one of the two holds samples and the other weights."""
-    axis = trace.axis(x)
-    if axis is not None:
+    if trace.place(x) is not None:
         with trace.resume():
             target = x[index]
-        inside = trace.axis(target)
+        inside = trace.place(target)
         if inside is not None:
             call.func(x, index, aligned(trace, value, target, inside))
             return
@@ -98,14 +101,20 @@ def scale_and_shift(
 ) -> Tensor:
     """Weight times x plus bias, laid along the dimensions of x that end at ``end``."""
     tail, dtype = (1,) * (x.ndim - end), x.dtype
-    with trace.resume():
-        trace.mark_axis(x, axis)
-        if weight is not None:
-            x = x * (weight.view(*weight.shape, *tail) if tail else weight)
-        if bias is not None:
-            x = x + (bias.view(*bias.shape, *tail) if tail else bias)
-        # Torch's norms return the type of their input, whatever the weight's.
-        return x.to(dtype)
+
+    def lined_up(t: Tensor) -> Tensor:
+        with trace.resume():
+            t = t.view(t.shape + tail) if tail else t
+        return aligned(trace, t, x, axis)
+
+    if weight is not None:
+        x = x * lined_up(weight)
+    if bias is not None:
+        x = x + lined_up(bias)
+    # Torch's norms return the type of their input, whatever the weight's.
+    x = x.to(dtype)
+    trace.mark_axis(x, axis)
+    return x
 
 
 def spread(trace: Trace, t: Tensor, axis: Axis, size: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dome.samples.rules.broadcast import aligned
 from dome.samples.rules.linear import linear_along
+from dome.samples.rules.recording import recording
 from dome.samples.tracing.admission import settled
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call
@@ -44,6 +45,7 @@ def relu_step(x: Tensor, h: Tensor, _: State) -> State:
     return ((x + h).relu(),)
 
 
+@recording
 def lstm_cell(
     trace: Trace, call: Call, x: Tensor, state: Value, *weights: Value
 ) -> State:
@@ -51,11 +53,13 @@ def lstm_cell(
     return _cell(trace, call, lstm_step, x, tuple(state), weights)
 
 
+@recording
 def gru_cell(trace: Trace, call: Call, x: Tensor, h: Tensor, *weights: Value) -> Tensor:
     """``torch.gru_cell``."""
     return _cell(trace, call, gru_step, x, (h,), weights)[0]
 
 
+@recording
 def rnn_cell(trace: Trace, call: Call, x: Tensor, h: Tensor, *weights: Value) -> Tensor:
     """``torch.rnn_tanh_cell`` and ``torch.rnn_relu_cell``."""
     step = relu_step if call.func == fused.rnn_relu_cell else tanh_step

@@ -5,7 +5,7 @@ The samples become groups of one big image: x as (1, N·in, ...) against δ as
 product with the unfolded input (im2col) is used instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -48,19 +48,6 @@ class Geometry:
     output_padding: tuple[int, ...]
     groups: int
 
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The convolution as the user called it, so that autocast knows it."""
-        place = len(self.stride) - 1
-        if self.transposed:
-            function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[
-                place
-            ]
-            extra = (self.output_padding, self.groups, self.dilation)
-            return function(x, weight, bias, self.stride, self.padding, *extra)
-        plain = (F.conv1d, F.conv2d, F.conv3d)[place]
-        extra_plain = (self.dilation, self.groups)
-        return plain(x, weight, bias, self.stride, self.padding, *extra_plain)
-
     def backward(
         self, delta: Tensor, x: Tensor, weight: Tensor, mask: list[bool], times: int = 1
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,7 +69,7 @@ class Geometry:
 
 def conv(
     trace: Trace,
-    _: Call,
+    call: Call,
     input: Tensor,  # noqa: A002
     weight: Tensor,
     bias: Tensor | None = None,
@@ -106,12 +93,12 @@ def conv(
     paddings = _each(padding, rank)
     zeros = (0,) * rank
     geometry = Geometry(_each(stride, rank), paddings, dilations, False, zeros, groups)
-    return _captured(trace, axis, input, weight, bias, geometry)
+    return _captured(trace, call, axis, input, weight, bias, geometry)
 
 
 def conv_transpose(
     trace: Trace,
-    _: Call,
+    call: Call,
     input: Tensor,  # noqa: A002
     weight: Tensor,
     bias: Tensor | None = None,
@@ -132,11 +119,12 @@ def conv_transpose(
         _each(output_padding, rank),
         groups,
     )
-    return _captured(trace, axis, input, weight, bias, geometry)
+    return _captured(trace, call, axis, input, weight, bias, geometry)
 
 
 def _captured(
     trace: Trace,
+    call: Call,
     axis: Place,
     x: Tensor,
     weight: Tensor,
@@ -144,7 +132,7 @@ def _captured(
     geometry: Geometry,
 ) -> Tensor:
     site = Site(axis, trace.sink(weight), trace.sink(bias))
-    out: Tensor = apply(_Conv, x, weight, bias, site, geometry)
+    out: Tensor = apply(_Conv, x, weight, bias, site, geometry, call.run)
     trace.mark_axis(out, axis)
     return out
 
@@ -168,11 +156,12 @@ class _Conv(Function):
         ctx: Context,
         x: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
+        bias: Tensor | None,  # noqa: ARG004 (gets a gradient)
         site: Site,
         geometry: Geometry,
+        run: Callable[[], Tensor],
     ) -> Tensor:
-        out = geometry.run(x, weight, bias)
+        out = run()
         if x.dtype != out.dtype or weight.dtype != out.dtype:
             # Under autocast the convolution ran in the type of the result.
             x, weight = x.to(out.dtype), weight.to(out.dtype)
@@ -193,7 +182,7 @@ class _Conv(Function):
             dw = _weight_gradient(site, delta, x, weight, geometry)
         if ctx.needs_input_grad[2] and site.wants_bias():
             db = site.bias_total(site.axis.fold(delta.flatten(2).sum(2)))
-        return dx, dw, db, None, None
+        return dx, dw, db, None, None, None
 
 
 def _weight_gradient(

@@ -1,5 +1,7 @@
 """Embeddings: each sample's gradient scattered to the rows of the table it used."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
@@ -8,6 +10,7 @@ from torch.autograd import Function
 from dome.numerics.sides import OneHot, Vectors
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.function import Context, apply, first_order
+from dome.samples.rules.recording import recording
 from dome.samples.store.sink import Site
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.nested import Value
@@ -19,7 +22,7 @@ _MATRIX = 2  # dimensions
 
 def embedding(
     trace: Trace,
-    _: Call,
+    call: Call,
     input: Tensor,  # noqa: A002
     weight: Tensor,
     padding_idx: int | None = None,
@@ -33,18 +36,16 @@ def embedding(
     axis = trace.place(input)
     if axis is None:
         raise trace.lost(f"an embedding of {tuple(input.shape)}", weight)
-    if max_norm is not None:
-        # Renormalises the rows in use, in place; the lookup itself follows below.
-        with torch.no_grad():
-            F.embedding(input, weight, None, max_norm, norm_type)
+    del max_norm, norm_type
     padding = -1 if padding_idx is None else padding_idx % len(weight)
     axis = axis.deeper()
     site = Site(axis, trace.sink(weight), None)
-    out: Tensor = apply(_Embedding, weight, input, site, padding)
+    out: Tensor = apply(_Embedding, weight, input, site, padding, call.run)
     trace.mark_axis(out, axis)
     return out
 
 
+@recording
 def lookup(trace: Trace, call: Call, x: Tensor, *where: Value, **named: Value) -> Value:
     """``weight[index]`` and ``weight.index_select(0, index)``, samples as the index."""
     if call.func is torch.Tensor.__getitem__:
@@ -60,6 +61,7 @@ def lookup(trace: Trace, call: Call, x: Tensor, *where: Value, **named: Value) -
         return out.reshape(index.shape + x.shape[1:])
 
 
+@recording
 def embedding_bag(
     trace: Trace,
     _: Call,
@@ -132,11 +134,16 @@ def _refuse(trace: Trace, weight: Tensor, by_frequency: bool, sparse: bool) -> N
 class _Embedding(Function):
     @staticmethod
     def forward(
-        ctx: Context, weight: Tensor, indices: Tensor, site: Site, padding: int
+        ctx: Context,
+        weight: Tensor,
+        indices: Tensor,
+        site: Site,
+        padding: int,
+        run: Callable[[], Tensor],
     ) -> Tensor:
         ctx.save_for_backward(indices)
         ctx.site, ctx.padding, ctx.shape = site, padding, weight.shape
-        return F.embedding(indices, weight)
+        return run()
 
     @staticmethod
     @first_order
@@ -144,13 +151,13 @@ class _Embedding(Function):
         (indices,) = ctx.saved_tensors
         site: Site = ctx.site
         if not site.wants_weight():
-            return None, None, None, None
+            return None, None, None, None, None
         if site.weight is not None:
             _scatter(site, indices, delta, ctx.padding, ctx.shape)
         total = torch.ops.aten.embedding_dense_backward(
             delta, indices, ctx.shape[0], ctx.padding, False
         )
-        return total, None, None, None
+        return total, None, None, None, None
 
 
 def _scatter(

@@ -5,22 +5,23 @@ vectorised over samples, and autograd does the backward.
 """
 
 import warnings
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from dome.samples.rules.broadcast import spread, spread_copies
 from dome.samples.rules.numbered import spread_by_number
+from dome.samples.rules.recording import recording
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.flow import einsum_words
 from dome.samples.tracing.labels import Labels
 from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.origins import Call
 from dome.samples.tracing.trace import Trace
-from dome.torch_private import tree_flatten, tree_map, tree_map_only, tree_unflatten
+from dome.torch_private import tree_flatten, tree_map, tree_unflatten
 
 
+@recording
 def fallback(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
     """Run an operation without a rule once for each sample, vectorised."""
     values, spec = tree_flatten((args, kwargs))
@@ -41,16 +42,15 @@ def fallback(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
 
     stacks, places = zip(*moving.values(), strict=True)
     try:
-        dtype = _autocast_type(call, one_sample, stacks, places)
+        dtype = _autocast_type(call)
         with warnings.catch_warnings():
             # Where vmap has no rule either it loops, and says so: correct, if slow.
             warnings.filterwarnings("ignore", "There is a performance drop")
             run = torch.vmap(one_sample, in_dims=places, randomness="different")
             out = run(*stacks, dtype=dtype)
-        shapes = _shapes(call, dtype)
         first = next(axis for axis in axes.values() if axis is not None)
         return tree_map(
-            lambda t, whole: _joined(trace, t, whole, first, numbered), out, shapes
+            lambda t, whole: _joined(trace, t, whole, first, numbered), out, call.value
         )
     except Exception as error:
         if trace.again:
@@ -140,31 +140,16 @@ def _lifted(
     return axis.split(value), axis.dim + 1
 
 
-def _autocast_type(
-    call: Call,
-    run: Callable[..., Value],
-    stacks: Value,
-    places: Value,
-) -> torch.dtype | None:
-    """The type autocast chooses, which vmap does not see: one sample outside tells."""
+def _autocast_type(call: Call) -> torch.dtype | None:
+    """The type autocast chose, which vmap does not see."""
     if not torch.is_autocast_enabled(call.batched[0].device.type):
         return None
-    with torch.no_grad():
-        pairs = zip(stacks, places, strict=True)
-        return tensors(run(*(t.select(place, 0) for t, place in pairs)))[0].dtype
+    return tensors(call.value)[0].dtype
 
 
 def _cast(value: Value, dtype: torch.dtype | None) -> Value:
     real = isinstance(value, Tensor) and value.is_floating_point()
     return value.to(dtype) if real and dtype is not None else value
-
-
-def _shapes(call: Call, dtype: torch.dtype | None) -> Value:
-    """The operation's results on the whole batch, their shapes without their values."""
-    args, kwargs = tree_map_only(
-        Tensor, lambda t: _cast(t.detach().to("meta"), dtype), (call.args, call.kwargs)
-    )
-    return call.func(*args, **kwargs)
 
 
 def _joined(

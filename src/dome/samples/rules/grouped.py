@@ -4,8 +4,6 @@ G[b, e] = Σ a[n]ᵀ δ[n] over the rows n of sample b that went to expert e.
 Shapes: N rows, E experts.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.autograd import Function
@@ -37,7 +35,7 @@ def grouped_mm(
     if place is None or not rows or offs is None or not plain:
         raise trace.lost(f"a grouped product of {tuple(mat_a.shape)}", mat_b, bias)
     site = Site(place, trace.sink(mat_b), None)
-    out: Tensor = apply(_Grouped, mat_a, mat_b, offs, site, call.func)
+    out: Tensor = apply(_Grouped, mat_a, mat_b, offs, site, call)
     trace.mark_axis(out, place)
     return out
 
@@ -50,11 +48,11 @@ class _Grouped(Function):
         weight: Tensor,
         offs: Tensor,
         site: Site,
-        func: Callable[..., Tensor],
+        call: Call,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, offs)
-        ctx.site, ctx.func = site, func
-        return func(x, weight, offs=offs)
+        ctx.site, ctx.func = site, call.func
+        return call.run()
 
     @staticmethod
     @first_order

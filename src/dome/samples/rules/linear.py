@@ -1,5 +1,8 @@
 """Linear and matmul: G[b] = Σ_t δ[b, t] a[b, t]ᵀ over the positions t of sample b."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
@@ -10,6 +13,7 @@ from dome.samples.rules.broadcast import broadcast
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import product
+from dome.samples.rules.recording import recording
 from dome.samples.store.sink import Site
 from dome.samples.tracing.admission import settled
 from dome.samples.tracing.axis import Axis
@@ -25,7 +29,7 @@ _MATRIX = 2  # dimensions
 
 def linear(
     trace: Trace,
-    _: Call,
+    call: Call,
     input: Tensor,  # noqa: A002
     weight: Tensor,
     bias: Tensor | None = None,
@@ -34,15 +38,30 @@ def linear(
     place = settled(trace, trace.place(input), input.ndim - 1, weight, bias)
     if place is None or weight.ndim != _MATRIX:
         raise trace.lost(f"a linear map of {tuple(input.shape)}", weight, bias)
-    return linear_along(trace, place, input, weight, bias)
+    return linear_along(trace, place, input, weight, bias, call.run)
 
 
 def linear_along(
-    trace: Trace, place: Place, x: Tensor, weight: Tensor, bias: Tensor | None
+    trace: Trace,
+    place: Place,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    run: Callable[[], Tensor] | None = None,
 ) -> Tensor:
-    """Captured ``F.linear`` of x (..., in) whose samples lie in ``place``."""
+    """Captured ``F.linear`` of x (..., in) whose samples lie in ``place``.
+
+    Args:
+        trace: Knows where the weights come from.
+        place: Where x holds its samples.
+        x: The input.
+        weight: The weight, shape (out, in).
+        bias: The bias, shape (out,).
+        run: Computes the value, if the operation is a linear map and no part of one.
+    """
     site = Site(place, trace.sink(weight), trace.sink(bias))
-    out: Tensor = apply(_Linear, x, weight, bias, site)
+    run = run or partial(F.linear, x, weight, bias)
+    out: Tensor = apply(_Linear, x, weight, bias, site, run)
     trace.mark_axis(out, place)
     return out
 
@@ -55,7 +74,7 @@ def matmul(trace: Trace, call: Call, input: Tensor, other: Tensor) -> Tensor:  #
         place = settled(trace, trace.place(input), input.ndim - 1, other)
         if place is not None:
             site = Site(place, trace.sink(other), None, True)
-            out: Tensor = apply(_Linear, input, other, None, site)
+            out: Tensor = apply(_Linear, input, other, None, site, call.run)
             trace.mark_axis(out, place)
             return out
     elif stacked and all(_in_stack(trace, t) for t in call.batched):
@@ -88,9 +107,14 @@ def addmm(
     """``torch.addmm(bias, x, W)``."""
     if scales or trace.place(mat1) is None:
         return fallback(trace, call, *call.args, **call.kwargs)
-    with trace.resume():
-        out = torch.matmul(mat1, mat2)
-        return out + input.to(out.dtype)
+    place = settled(trace, trace.place(mat1), 1, mat2, input)
+    weights = [t for t in (input, mat2) if trace.place(t) is None]
+    if place is None or len(weights) < 2 or input.shape != mat2.shape[1:]:
+        return _added(trace, call, input, mat1, mat2)
+    site = Site(place, trace.sink(mat2), trace.sink(input), True)
+    out: Tensor = apply(_Linear, mat1, mat2, input, site, call.run)
+    trace.mark_axis(out, place)
+    return out
 
 
 def baddbmm(
@@ -109,19 +133,36 @@ def baddbmm(
         return out
     if scales:
         return fallback(trace, call, *call.args, **call.kwargs)
+    return _added(trace, call, input, batch1, batch2)
+
+
+@recording
+def _added(
+    trace: Trace,
+    _: Call,
+    input: Tensor,  # noqa: A002
+    a: Tensor,
+    b: Tensor,
+) -> Tensor:
+    """A product of matrices, or of stacks of them, plus another."""
     with trace.resume():
-        return torch.matmul(batch1, batch2) + input
+        out = torch.matmul(a, b)
+        return out + input.to(out.dtype)
 
 
 class _Linear(Function):
     @staticmethod
     def forward(
-        ctx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, site: Site
+        ctx: Context,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,  # noqa: ARG004 (gets a gradient)
+        site: Site,
+        run: Callable[[], Tensor],
     ) -> Tensor:
-        out = torch.matmul(x, weight) if site.transposed else F.linear(x, weight, bias)
         # Of more than two dimensions it views the product's rows, and autograd lets
         # nobody write in place to a view that a function made.
-        out = not_a_view(out)
+        out = not_a_view(run())
         # Under autocast the product was taken in the type of the result.
         ctx.save_for_backward(x.to(out.dtype), weight.to(out.dtype))
         ctx.site = site
@@ -136,13 +177,13 @@ class _Linear(Function):
         if ctx.needs_input_grad[0]:
             dx = delta.matmul(weight.T if site.transposed else weight)
         d, a = site.axis.samples_first(delta), site.axis.samples_first(x)
+        if ctx.needs_input_grad[2] and site.wants_bias():
+            db = site.bias_total(d.sum(1))
         if site.transposed:
             d, a = a, d
         if ctx.needs_input_grad[1] and site.wants_weight():
             dw = weight_gradient(site, d, a)
-        if ctx.needs_input_grad[2] and site.wants_bias():
-            db = site.bias_total(d.sum(1))
-        return dx, dw, db, None
+        return dx, dw, db, None, None
 
 
 def weight_gradient(site: Site, d: Tensor, a: Tensor) -> Tensor:

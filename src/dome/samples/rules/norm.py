@@ -1,6 +1,6 @@
 """Normalisations: G_weight[b] = Σ δ x̂ and G_bias[b] = Σ δ over the positions of b."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
@@ -10,9 +10,9 @@ from torch.autograd import Function
 
 from dome.samples.rules.broadcast import scale_and_shift
 from dome.samples.rules.function import Context, apply, first_order
+from dome.samples.rules.recording import recording
 from dome.samples.store.sink import Site
 from dome.samples.tracing.admission import settled
-from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call
 from dome.samples.tracing.refuse import mixes_samples
 from dome.samples.tracing.trace import Trace
@@ -20,7 +20,7 @@ from dome.samples.tracing.trace import Trace
 
 def group_norm(
     trace: Trace,
-    _: Call,
+    call: Call,
     input: Tensor,  # noqa: A002
     num_groups: int,
     weight: Tensor | None = None,
@@ -32,8 +32,11 @@ def group_norm(
     if axis is None:
         raise trace.lost(f"a group norm of {tuple(input.shape)}", weight, bias)
     site = Site(axis, trace.sink(weight), trace.sink(bias))
-    x = _autocast_input(input).contiguous()
-    out: Tensor = apply(_GroupNorm, x, weight, bias, site, num_groups, eps)
+    x = _autocast_input(input)
+    # Of other layouts torch has other kernels, which keep no statistics for us.
+    run = None if x.is_contiguous() else call.run
+    x = x.contiguous()
+    out: Tensor = apply(_GroupNorm, x, weight, bias, site, num_groups, eps, run)
     trace.mark_axis(out, axis)
     return out
 
@@ -59,6 +62,7 @@ def layer_norm(
     return out
 
 
+@recording
 def rms_norm(
     trace: Trace,
     _: Call,
@@ -76,6 +80,7 @@ def rms_norm(
     return scale_and_shift(trace, axis, x, weight, None, input.ndim)
 
 
+@recording
 def instance_norm(
     trace: Trace,
     _: Call,
@@ -84,20 +89,23 @@ def instance_norm(
     running_var: Tensor | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    *rest: Value,
-    **options: Value,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
 ) -> Tensor:
     """``F.instance_norm``, its weight and bias applied on their own."""
     axis = settled(trace, trace.place(input), 1, weight, bias)
     if axis is None:
         raise trace.lost(f"an instance norm of {tuple(input.shape)}", weight, bias)
-    x = F.instance_norm(input, running_mean, running_var, None, None, *rest, **options)
+    # The operation itself has moved its running statistics already.
+    statistics = (None, None) if use_input_stats else (running_mean, running_var)
+    x = F.instance_norm(input, *statistics, None, None, use_input_stats, momentum, eps)
     return scale_and_shift(trace, axis, x, weight, bias, 2)
 
 
 def batch_norm(
     trace: Trace,
-    _: Call,
+    call: Call,
     input: Tensor,  # noqa: A002
     running_mean: Tensor | None,
     running_var: Tensor | None,
@@ -108,16 +116,33 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """``F.batch_norm`` with running statistics; with the batch's own it is refused."""
-    statistics = running_mean, running_var
+    del momentum
     if not torch.is_grad_enabled():
-        options = (training, momentum, eps)
-        return F.batch_norm(input, running_mean, running_var, weight, bias, *options)
+        return call.func(*call.args, **call.kwargs)
     if training:
-        raise RuntimeError(mixes_samples(trace.layer(weight, bias, *statistics)))
+        layer = trace.layer(weight, bias, running_mean, running_var)
+        raise RuntimeError(mixes_samples(layer))
+    return _frozen_batch_norm(
+        trace, call, input, running_mean, running_var, weight, bias, eps
+    )
+
+
+@recording
+def _frozen_batch_norm(
+    trace: Trace,
+    _: Call,
+    input: Tensor,  # noqa: A002
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """The same with running statistics, its weight and bias applied on their own."""
     axis = settled(trace, trace.place(input), 1, weight, bias)
     if axis is None:
         raise trace.lost(f"a batch norm of {tuple(input.shape)}", weight, bias)
-    x = F.batch_norm(input, *statistics, None, None, False, momentum, eps)
+    x = F.batch_norm(input, running_mean, running_var, eps=eps)
     return scale_and_shift(trace, axis, x, weight, bias, 2)
 
 
@@ -137,13 +162,14 @@ class _GroupNorm(Function):
         site: Site,
         num_groups: int,
         eps: float,
+        run: Callable[[], Tensor] | None,
     ) -> Tensor:
         num, channels = x.shape[:2]
         sizes = (num, channels, prod(x.shape[2:]), num_groups)
         out, mean, rstd = torch.native_group_norm(x, weight, bias, *sizes, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
         ctx.site, ctx.sizes = site, sizes
-        return out
+        return out if run is None else run()
 
     @staticmethod
     @first_order
@@ -167,7 +193,7 @@ class _GroupNorm(Function):
         each, fold = (num, channels), site.axis.fold
         dw = site.weight_total(fold(dw.view(each))) if wanted[0] else None
         db = site.bias_total(fold(db.view(each))) if wanted[1] else None
-        return dx, dw, db, None, None, None
+        return dx, dw, db, None, None, None, None
 
 
 class _LayerNorm(Function):

@@ -25,6 +25,7 @@ from dome.samples.rules.cell import (
 )
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.linear import linear_along, weight_gradient
+from dome.samples.rules.recording import recording
 from dome.samples.store.sink import Site
 from dome.samples.tracing.admission import settled
 from dome.samples.tracing.labels import Labels
@@ -34,6 +35,7 @@ from dome.samples.tracing.trace import Trace
 from dome.torch_private import fused
 
 
+@recording
 def lstm(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
     """``torch.lstm``."""
     if is_packed(args):
@@ -41,6 +43,7 @@ def lstm(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
     return _layers(trace, call, lstm_step, args, tuple(args[1]))
 
 
+@recording
 def gru(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
     """``torch.gru``."""
     if is_packed(args):
@@ -48,6 +51,7 @@ def gru(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
     return _layers(trace, call, gru_step, args, (args[1],))
 
 
+@recording
 def rnn(trace: Trace, call: Call, *args: Value) -> tuple[Tensor, ...]:
     """``torch.rnn_tanh`` and ``torch.rnn_relu``."""
     step = relu_step if call.func == fused.rnn_relu else tanh_step
@@ -72,7 +76,6 @@ def _layers(
     stack = _Stack(layers, dropout if training else 0.0, both_ways, biases)
     x, last = stack.run(trace, step, _columns(place), x, state, weights)
     results = [x.transpose(0, 1) if batch_first else x, *last]
-    results = _as_autocast(call, results, args, state)
     for t in results:
         trace.mark_axis(t, _columns(place))
     trace.mark_axis(results[0], place)
@@ -192,19 +195,6 @@ class _Lengths:
         """Which sequences of x (T, N, in) still run at each time, (T, N, 1)."""
         running = torch.arange(x.shape[1]) < self.sizes[:, None]
         return running.to(x.device, non_blocking=True)[..., None]
-
-
-def _as_autocast(
-    call: Call, results: list[Tensor], args: Sequence[Value], state: State
-) -> list[Tensor]:
-    """Under autocast, the results in the types of the fused kernel's, of one sample."""
-    x, rest = args[0], args[2:]
-    if not torch.is_autocast_enabled(x.device.type):
-        return results
-    first = tuple(s[:, :1] for s in state)
-    with torch.no_grad():
-        fused = call.func(x[:1, :1], first if len(state) > 1 else first[0], *rest)
-    return [t.to(f.dtype) for t, f in zip(results, fused, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

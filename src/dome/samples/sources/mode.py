@@ -4,8 +4,7 @@ import copy
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from dome.samples.rules import ALWAYS, LIKE, PASSIVE, QUESTIONS, RULES, fallback
@@ -26,6 +25,7 @@ from dome.torch_private import (
     checkpoint_frame,
     hooks_on_saved,
     in_reentrant_checkpoint,
+    unpacked,
 )
 
 
@@ -87,7 +87,7 @@ class CaptureMode(TorchFunctionMode):
         elif not batched and (frame is not None or self.trace.again):
             # Rows are pulled back through the graph of a derived weight while
             # backward() runs; each time would compute the region once more.
-            with saved_tensors_hooks(_as_it_is, _as_it_is):
+            with unpacked():
                 out = func(*args, **kwargs)
         else:
             out = func(*args, **kwargs)
@@ -103,12 +103,7 @@ class CaptureMode(TorchFunctionMode):
             if self.trace.strict:
                 refuse_mix(self.trace, call, result)
         except TypeError as error:
-            # Python takes a TypeError of ``a == b`` for "not comparable" and answers
-            # False; of ``a + b`` for "not supported".
-            raise RuntimeError(
-                f"dome cannot follow the samples through {call.func.__name__!r} "
-                f'({error}): use samples="microbatch"'
-            ) from error
+            raise _failed(call, error) from error
 
     def _meet(self, call: Call) -> Value:
         """The result of an operation in which samples meet a weight, by its rule."""
@@ -121,9 +116,21 @@ class CaptureMode(TorchFunctionMode):
             admit(self.trace, call)
         if meets or func in ALWAYS:
             rule = RULES.get(func, fallback)
-            return rule(self.trace, call, *call.args, **call.kwargs)
+            try:
+                return rule(self.trace, call, *call.args, **call.kwargs)
+            except TypeError as error:
+                if not call.in_place:
+                    call.plain()  # raises it, if it is the operation's own
+                raise _failed(call, error) from error
         return func(*call.args, **call.kwargs)
 
 
-def _as_it_is(t: Tensor) -> Tensor:
-    return t
+def _failed(call: Call, error: TypeError) -> RuntimeError:
+    """A failure of dome's own, as another type.
+
+    Python takes a TypeError of ``a == b`` for "not comparable" and answers False.
+    """
+    return RuntimeError(
+        f"dome cannot follow the samples through {call.func.__name__!r} ({error}): "
+        'use samples="microbatch"'
+    )

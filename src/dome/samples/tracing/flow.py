@@ -109,12 +109,20 @@ def _stacked(step: Step) -> Axis | None:
 
 
 def _multiplied(step: Step) -> Axis | None:
-    """``matmul``: stacks of matrices hold their samples where both did."""
-    axes = [(t, axis) for t, axis in step.known if isinstance(axis, Axis)]
-    spots = {(axis.dim - t.ndim, axis.inner) for t, axis in axes}
-    if len(axes) == 2 and len(spots) == 1 and spots.pop()[0] < -2:
-        return _from_the_right(step)
-    return _probed(step)
+    """``matmul``: along stacks, rows of the first, or columns of the second."""
+    first, second = (
+        step.argument(0, "input"),
+        step.argument(1, "other", "mat2", "tensor2"),
+    )
+    if min(first.ndim, second.ndim) < _MATRIX:
+        return _probed(step)
+    found = set()
+    for t, other in ((first, -1), (second, -_MATRIX)):
+        axis = step.axes(t)
+        if axis is not None:
+            spot = axis.dim - t.ndim
+            found.add(None if spot == other else axis.moved(step.out.ndim + spot))
+    return found.pop() if len(found) == 1 else None
 
 
 def _strided(step: Step) -> Axis | None:
@@ -289,8 +297,10 @@ def _places(i: Value) -> int:
     return int(i is None or isinstance(i, slice | list))
 
 
+_MATRIX = 2  # dimensions
+_PRODUCTS = frozenset(operations("matmul", "__matmul__", "mm", "bmm"))
 CONTRACTING = frozenset(
-    (*operations("tensordot", "matmul", "__matmul__", "__rmatmul__"), torch.einsum)
+    (*operations("tensordot", "__rmatmul__"), *_PRODUCTS, torch.einsum)
 )
 _SWAPPING = frozenset(operations("transpose", "swapaxes", "swapdims"))
 _PERMUTING = frozenset(operations("permute"))
@@ -310,7 +320,7 @@ _MOVES: dict[Callable[..., Value], Callable[[Step], Axis | None]] = {
     **dict.fromkeys(operations("unbind"), _taken_apart),
     **dict.fromkeys(operations("stack"), _stacked),
     **dict.fromkeys(operations("tensordot"), _probed),
-    **dict.fromkeys(operations("matmul", "__matmul__"), _multiplied),
+    **dict.fromkeys(_PRODUCTS, _multiplied),
     torch.einsum: _contracted,
     **dict.fromkeys(operations("flip", "roll", "sort", "argsort", "msort"), _reordered),
     **dict.fromkeys(operations("index_select", "flipud"), _reordered),

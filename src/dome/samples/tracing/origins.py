@@ -7,11 +7,13 @@ parameters but on no input is a *derived* weight; everything else is a constant.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.labels import Labels, either
 from dome.samples.tracing.nested import Value
+from dome.torch_private import not_a_view, unpacked
 
 Place = Axis | Labels
 
@@ -80,6 +82,7 @@ class Call:
         origins: What is known of each of these.
         derived: Those that are tracked weights, or made of them alone.
         in_place: Whether it writes to its first argument.
+        value: What the operation itself returned, where a rule only records.
     """
 
     func: Callable[..., Value]
@@ -89,6 +92,19 @@ class Call:
     origins: list[Batched]
     derived: list[Tensor]
     in_place: bool
+    value: Value = None
+
+    def plain(self) -> Value:
+        """What the operation returns without a filter, with a graph to be dropped.
+
+        Torch chooses kernels by whether there is a graph.
+        """
+        with torch.enable_grad(), unpacked():
+            return self.func(*self.args, **self.kwargs)
+
+    def run(self) -> Tensor:
+        """The same of an operation with one result, without the graph."""
+        return own(self.plain())
 
     def known(self) -> list[tuple[Tensor, Place]]:
         """The tensors whose samples lie in a known place, the most trustworthy first.
@@ -102,3 +118,8 @@ class Call:
             known.sort(key=lambda pair: (pair[0].requires_grad, pair[0].numel()))
             known.reverse()
         return known
+
+
+def own(t: Tensor) -> Tensor:
+    """The same numbers without a graph, free to be written to in place."""
+    return not_a_view(t).detach()

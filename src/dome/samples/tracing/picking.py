@@ -170,7 +170,8 @@ def joined(step: Step) -> Found:
     parts, dim = step.argument(0, "tensors"), step.argument(1, "dim", "axis") or 0
     dim %= step.out.ndim
     own = [step.ids(t) for t in parts]
-    if all(ids is None or ids.shape[dim] == 1 for ids in own):
+    flat = all(ids is None or ids.shape[dim] == 1 for ids in own)
+    if flat and not _are_alone([ids for ids in own if ids is not None]):
         return met(step)
     pieces = []
     for t, ids in zip(parts, own, strict=True):
@@ -178,6 +179,13 @@ def joined(step: Step) -> Found:
         sizes = [t.shape[d] if d == dim else n for d, n in enumerate(piece.shape)]
         pieces.append(piece.expand(sizes))
     return _concatenated(pieces, dim), None
+
+
+def _are_alone(ids: list[Tensor]) -> bool:
+    """Whether parts are one sample's each, and of several as far as one can see."""
+    if any(one.numel() > 1 for one in ids):
+        return False
+    return any(one.device.type != "cpu" or int(one) != int(ids[0]) for one in ids)
 
 
 def stacked(step: Step) -> Found:

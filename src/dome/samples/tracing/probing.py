@@ -82,10 +82,10 @@ def _changes(step: Step, place: Axis, kept: int) -> bool:
     """Whether every second sample, from this one on, depends on the ones between."""
 
     def exchanged(t: Tensor) -> Tensor:
-        axis = step.axes(t)
+        # A copy of everything: running statistics are written to.
+        axis, other = step.axes(t), t.detach().clone()
         if axis is None or not (t.is_floating_point() or t.is_complex()):
-            return t
-        other = t.detach().clone()
+            return other
         part = axis.split(other).movedim(axis.dim + 1, 0)[1 - kept :: 2]
         part.copy_(1.7 - 2.3 * part)
         return other

@@ -5,7 +5,7 @@ Tensors are remembered weakly, by identity; ``origins`` says what is known of ea
 
 import copy
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
@@ -74,6 +74,8 @@ class Trace:
         self._bits: dict[str, int] = {}
         # Inputs of another size that might be the ones with samples, by their names.
         self.others: list[str] = []
+        # How often operations whose rules only record have met their weights.
+        self.compared: dict[tuple[Hashable, ...], int] = {}
         self._pass: Pass | None = None
         self._wanted: Wanted | None = None
         self._tracked: dict[int, nn.Parameter] = {}
@@ -223,7 +225,7 @@ class Trace:
             return
         if isinstance(out, Tensor):
             # Most rules have said where their results hold samples.
-            if not call.in_place and self._is_known(out):
+            if not call.in_place and self.knows(out):
                 return
             same = unmoved(call, out)
             if same is not None:
@@ -232,7 +234,7 @@ class Trace:
                     self._note_base(out)
                 return
         results = tensors(out)
-        if call.in_place or not all(map(self._is_known, results)):
+        if call.in_place or not all(map(self.knows, results)):
             self._note_batched(call, out, results)
 
     def relate(self, call: Call, out: Value) -> None:
@@ -278,7 +280,7 @@ class Trace:
             raise error
 
     def _note_derived(self, call: Call, out: Value) -> None:
-        sources = {id(p): p for t in call.derived for p in self._sources(t)}
+        sources = {id(p): p for t in call.derived for p in self.sources(t)}
         copies = call.func in _COPYING and isinstance(call.args[0], Tensor)
         origin = Derived(tuple(sources.values()), call.args[0] if copies else None)
         for t in tensors(out):
@@ -291,7 +293,7 @@ class Trace:
             if not origin.is_fine:
                 before = origin if before is None else before.joined(origin)
         for number, t in enumerate(results):
-            if call.in_place or not self._is_known(t):
+            if call.in_place or not self.knows(t):
                 found: Batched | None = Batched(None)
                 if known:
                     x, place = cast("tuple[Tensor, Axis]", known[0])
@@ -315,7 +317,7 @@ class Trace:
     def _note_base(self, t: Tensor) -> None:
         """What a tensor that was written to is a view of, as in ``out[:, t] += h``."""
         base = base_of(t)
-        if base is not None and not self._is_known(base):
+        if base is not None and not self.knows(base):
             places = [dim for dim, size in enumerate(base.shape) if size == self.batch]
             self.mark_axis(
                 base, Axis(places[0], self.batch) if len(places) == 1 else None
@@ -339,11 +341,13 @@ class Trace:
                 derived.append(t)
         return batched, origins, derived
 
-    def _sources(self, t: Tensor) -> tuple[nn.Parameter, ...]:
+    def sources(self, t: Tensor) -> tuple[nn.Parameter, ...]:
+        """The tracked parameters that a weight is made of."""
         origin = self.origin(t)
         return origin.sources if isinstance(origin, Derived) else ()
 
-    def _is_known(self, t: Tensor) -> bool:
+    def knows(self, t: Tensor) -> bool:
+        """Whether somebody has said where a tensor comes from."""
         found = self._known.get(id(t)) or self._left.get(id(t))
         return found is not None and found[0]() is t
 
