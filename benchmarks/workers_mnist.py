@@ -24,8 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam, Optimizer
 
 import dome
+from dome import GradientFilter
 from dome.compression import Compressor, GaussianSketch, HadamardSketch
-from dome.distributed import CompressedFilter
 from dome_lab.paper.figures.fig03_mnist_compression import SCALES
 from dome_lab.paper.mending import mend
 from dome_lab.paper.models import MODELS
@@ -158,7 +158,7 @@ def _train(run: Run, way: str) -> Iterator[Row]:
 
 def _attach(
     model: DistributedDataParallel, optimizer: Optimizer, run: Run, way: str
-) -> CompressedFilter:
+) -> GradientFilter:
     name, share = way.split()
     seed = generator(run.seed, SKETCH_NOISE).initial_seed()
     compressor: Compressor = SKETCHES[name](RATE, seed=seed)

@@ -6,9 +6,9 @@ g.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +20,14 @@ from dome.masks import Masks
 from dome.newcomers import Newcomers
 from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.factors import FactorBatch
-from dome.numerics.shard import Shard, Total, alone
-from dome.options import Downstream, FilterOptions, signature_of
-from dome.parameters import Block, Layout, selected
+from dome.options import FilterOptions, signature_of
+from dome.parameters import Layout, selected
 from dome.samples import declared
 from dome.samples.protocol import gives_factors
 from dome.torch_private import norms_of
 from dome.trackers import Tracker
-from dome.trackers.blockwise import Blockwise, ranks_of
+from dome.trackers.blockwise import Blockwise
+from dome.world import Alone, World
 
 RANGE = (1e-12, 1e12)  # of norms whose squares float32 can add up
 
@@ -58,44 +58,83 @@ class GradientFilter(Hooked):
         parameters: Iterable[Tensor | str] | None = None,
         **options: Any,  # noqa: ANN401 (FilterOptions names and checks them)
     ) -> None:
-        super().__init__()
-        self._options = FilterOptions.named("GradientFilter", {"rank": rank} | options)
+        chosen = FilterOptions.named("GradientFilter", {"rank": rank} | options)
         only, patterns = selected(model, parameters)
-        self._layout = Layout(model, self._options.layout, only=only)
+        layout = Layout(model, chosen.layout, only=only)
         # Who gives tensors has chosen once and for all.
-        self._newcomers = None
+        newcomers = None
         if only is None or patterns:
-            self._newcomers = Newcomers(model, model.parameters(), patterns)
-        # Of the bases: the model may be converted to another later.
-        self._dtype = self._options.basis_dtype or self._layout.dtype
-        self._tracker = make_tracker(self._layout, self._options)
-        self._source = self._options.source_for(model, self._layout, self._turn)
-        self._masks = Masks(self._layout)
+            newcomers = Newcomers(model, model.parameters(), patterns)
+        self._begin(Alone(model, layout, chosen, self._turn), newcomers)
+
+    @classmethod
+    def in_world(cls, world: World) -> Self:
+        """The filter of one of several workers, for ``dome.distributed``."""
+        made = cls.__new__(cls)
+        made._begin(world, None)
+        return made
+
+    def _begin(self, world: World, newcomers: Newcomers | None) -> None:
+        super().__init__()
+        self._world, self._newcomers = world, newcomers
+        self._layout, self._options = world.layout, world.options
+        self._source, self._tracker, self._masks = (
+            world.source,
+            world.tracker,
+            world.masks,
+        )
         self._num_steps = 0
         self._observed = False
         self._norms: tuple[Tensor, Tensor] | None = None
         self._seconds = self._streaming = 0.0
+        self._stats: FilterStats | None = None
 
     __signature__ = signature_of(leading=("model", "rank"), more=("parameters",))
 
     @own_arithmetic
     def step(self) -> None:
-        """Take the samples of this step, turn the basis, filter ``.grad`` in place."""
+        """Algorithm 1, lines 5 to 9: turn the basis, filter ``.grad`` in place.
+
+        Across workers, all must call it together.
+        """
         start, step = time.perf_counter(), self._num_steps
         if self._newcomers is not None:
             self._newcomers.check()
-        # Algorithm 1, line by line; its line 8 is what backward() left in .grad.
         G = None
         if self._options.takes_samples(step):
-            G = self._take(due=not self._observed)  # 5
+            G = self._take(due=not self._observed)  # 5  g_j
+        G, scale = self._world.meet(step, G)  # those of all workers
         if G is not None:
-            self._tracker.update(G, self._options.sample_scale(len(G)))  # 6
+            self._tracker.update(G, scale)  # 6  U, Λ = UpdateSub(U, Λ, {g_j})
             del G
-        self._filter(self._options.strength_at(step))  # 9
+        self._filter(self._options.strength_at(step))  # 8, 9
         self._num_steps, self._observed = step + 1, False
         self._source.arm(self._options.takes_samples(step + 1))
         self._seconds = time.perf_counter() - start + self._streaming
-        self._streaming = 0.0
+        self._streaming, self._stats = 0.0, None
+
+    def _filter(self, strength: float) -> None:
+        """Algorithm 1, lines 8 and 9, and then ``after``."""
+        g = self._world.gradient()  # 8  the mean of the g_j, which backward() made
+        if not isinstance(g, Tensor):
+            self._norms = remove_(self._tracker, g, strength, self._masks)
+            return
+        filtered = self._tracker.project_out(g, strength) if strength else g  # 9
+        before, after, num_bad = self._world.total(
+            norm_of(g).square(), norm_of(filtered).square(), not_finite(g)
+        )
+        before, after = before.sqrt(), torch.where(num_bad == 0, after, before).sqrt()
+        held = self._world.zeros(g, before)
+        if strength:
+            # A gradient that is not finite would spread to every parameter through
+            # U Uᵀ g: it stays as it is, for the user to see.
+            filtered = torch.where(num_bad == 0, filtered, g)
+            if held is not None:
+                filtered.masked_fill_(held, 0)
+                (after,) = self._world.total(norm_of(filtered).square())
+                after = after.sqrt()
+        self._norms = before, after
+        self._world.put_(filtered)
 
     @own_arithmetic
     def _turn(self, name: str, rows: Tensor) -> None:
@@ -142,6 +181,7 @@ class GradientFilter(Hooked):
     @own_arithmetic
     def observe(self, grads: Tensor) -> None:
         """Turn the basis towards gradient samples of your own, shape (B, D)."""
+        self._check_alone("observe")
         if grads.dim() != 2 or grads.shape[1] != self._layout.dim:
             raise ValueError(
                 f"samples must have shape (B, {self._layout.dim}), one gradient per "
@@ -153,16 +193,20 @@ class GradientFilter(Hooked):
                 "call it before, or leave stream out"
             )
         self._tracker.update(grads)
+        self._stats = None
         self._observed = True  # so that a step without samples is no error
 
     @own_arithmetic
     def filter_(self) -> None:
         """Filter ``.grad`` with the basis as it is, without counting a step."""
+        self._check_alone("filter_")
         self._filter(self._options.strength_at(self._num_steps))
+        self._stats = None
 
     @own_arithmetic
     def project_out(self, grads: Tensor) -> Tensor:
         """Gradient samples (B, D) without their part in the tracked span."""
+        self._check_alone("project_out")
         filtered = grads.clone()
         for columns, tracker in self._tracker:
             if tracker.effective_rank > 0:
@@ -171,32 +215,74 @@ class GradientFilter(Hooked):
         return filtered
 
     def detach(self) -> None:
-        """Remove every hook from the model and the optimizer. Can be called twice."""
-        self._source.detach()
-        self._masks.detach()
+        """Remove every hook from the model and the optimizer. Can be called twice.
+
+        Across workers, gradients are averaged again as without a filter.
+        """
+        self._world.detach()
         super().detach()
 
     @property
     def trackers(self) -> dict[str, Tracker]:
-        """The tracker of each block: "all", or one per layer by the layer's name."""
+        """The tracker of each block: "all", or one per layer by the layer's name.
+
+        Across workers it may hold only this worker's rows of its basis.
+        """
         return dict(self._tracker.by_name)
 
     @property
     def stats(self) -> FilterStats:
-        """What the last step did. Computed when asked for."""
-        trackers = list(self.trackers.values())
+        """What the last step did. Computed when asked for.
+
+        Across workers a ``dome.distributed.DistributedStats``, for any of them.
+        """
+        return self._world.stats(self._stats or self._collected())
+
+    def state_dict(self, only: int | None = None) -> dict[str, Tensor]:
+        """Everything needed to go on bit for bit: a flat dictionary of tensors.
+
+        Across workers all must call it. It is that of one process, whatever their
+        number, and on every worker. With a compressor it is a synchronisation: bases
+        become the leading part of their average, memories of error feedback their
+        average, so that the run that continues and one that resumes are the same.
+        With ``fully_shard`` it is for ``torch.distributed.checkpoint``: bases are in it
+        as DTensors, one for each parameter and cut as it is.
+
+        Args:
+            only: The one worker that gets the state. The others get an empty
+                dictionary.
+        """
+        return self._state(only, whole=False)
+
+    def full_state_dict(self, only: int | None = None) -> dict[str, Tensor]:
+        """The state of one process, with ``fully_shard`` too: D K numbers.
+
+        Args:
+            only: As for ``state_dict``.
+        """
+        return self._state(only, whole=True)
+
+    def _collected(self) -> FilterStats:
+        trackers = list(self._tracker.by_name.values())
         return collect_stats(trackers, self._num_steps, self._norms, self._seconds)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything needed to go on bit for bit: a flat dictionary of tensors."""
-        state = states.shapes_of(self._layout) | self._tracker.state_dict()
-        state |= self._masks.state_dict()
+    def _state(self, only: int | None, *, whole: bool) -> dict[str, Tensor]:
+        # A synchronisation of workers forgets the last update.
+        self._stats = self._stats or self._collected()
+        own = self._world.state(whole=whole, only=only)
+        if own is None:
+            return {}
+        state = states.shapes_of(self._layout) | own
         state["num_steps"] = torch.tensor(self._num_steps)
         return state | states.stages(self._options.stages)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state; one of another model, layout or rank is refused."""
+        """Go on from a saved state; one of another model, layout or rank is refused.
+
+        It may come from any number of workers, or from one process.
+        """
         states.check_model(self._layout, state)
+        state = self._world.held(state)
         self._tracker.check_state(state)
         self._masks.check_state(state)
         num_steps = states.count_in(state, "num_steps")
@@ -204,7 +290,7 @@ class GradientFilter(Hooked):
         states.load_stages(self._options.stages, state)
         self._tracker.load_state_dict(state)
         self._masks.load_state_dict(state)
-        self._num_steps = num_steps
+        self._num_steps, self._stats = num_steps, None
         self._source.discard()
         self._source.arm(self._options.takes_samples(self._num_steps))
 
@@ -214,32 +300,19 @@ class GradientFilter(Hooked):
             return self._source.take_factors(due)
         return self._source.take(due)
 
-    def _filter(self, strength: float) -> None:
-        """Algorithm 1, line 9, and what comes behind the filter, into ``.grad``."""
-        if self._options.direction_rank is not None and not self._options.stages:
-            grads = self._layout.dense_grads(self._dtype)
-            if grads is not None:
-                self._norms = remove_(self._tracker, grads, strength, self._masks)
-                return
-        filtered = g = self._layout.gather()
-        norm = norm_of(g)
-        held = self._masks.find({0: g}, norm)
-        if strength:
-            # A gradient that is not finite would spread to every parameter through
-            # U Uᵀ g: it stays as it is, for the user to see.
-            projected = self._tracker.project_out(g, strength)
-            filtered = torch.where(is_finite(g), projected, g)
-            if held is not None:
-                filtered.masked_fill_(held, 0)
-        self._norms = norm, norm_of(filtered)
-        passed = pass_through(self._options.stages, filtered)
-        if passed is not g:
-            self._layout.scatter_(passed)
+    def _check_alone(self, name: str) -> None:
+        if not isinstance(self._world, Alone):
+            raise RuntimeError(
+                f"{name}() needs the whole basis and works in one process only: with "
+                f"workers, call optimizer.step()"
+            )
 
 
-def is_finite(vector: Tensor) -> Tensor:
-    """Whether all numbers are, on their device: a fifth of ``isfinite().all()``."""
-    return torch.stack(torch.aminmax(vector)).isfinite().all()
+def not_finite(vector: Tensor) -> Tensor:
+    """1 if some number is not finite, else 0: a fifth of ``isfinite().all()``."""
+    if not vector.numel():
+        return torch.zeros((), dtype=torch.float64, device=vector.device)
+    return torch.stack(torch.aminmax(vector)).isfinite().all().logical_not().double()
 
 
 def norm_of(vector: Tensor) -> Tensor:
@@ -248,7 +321,10 @@ def norm_of(vector: Tensor) -> Tensor:
 
 
 def remove_(
-    tracker: Blockwise, grads: Mapping[int, Tensor], strength: float, masks: Masks
+    tracker: Blockwise,
+    grads: Mapping[int, Tensor],
+    strength: float,
+    masks: Masks,
 ) -> tuple[Tensor, Tensor]:
     """Filter gradients in place, without a copy; their norm before and after.
 
@@ -282,51 +358,3 @@ def norm_of_all(tensors: Sequence[Tensor]) -> Tensor:
         if RANGE[0] < whole < RANGE[1]:
             return whole
     return torch.linalg.vector_norm(torch.stack([norm_of(t) for t in tensors]))
-
-
-def make_tracker(
-    layout: Layout,
-    options: FilterOptions,
-    place: Callable[[Block], tuple[slice, Shard]] | None = None,
-    total: Total = alone,
-) -> Blockwise:
-    """A tracker for each block that is filtered.
-
-    Args:
-        layout: The parameters and their blocks.
-        options: Which trackers, and with what ranks.
-        place: For each block, which of the columns held here are its own, and which of
-            its rows these are, if other workers hold the others.
-        total: Adds up tensors over workers that have other samples, and the same
-            directions of low rank.
-    """
-    ranks = ranks_of(layout.blocks, options.rank)
-    columns: list[slice] = []
-    trackers: dict[str, Tracker] = {}
-    for block in layout.blocks:
-        if block.name in ranks:
-            here, rank = slice(block.start, block.stop), ranks[block.name]
-            where: dict[str, Any] = {"dtype": layout.dtype, "device": layout.device}
-            if place is not None:
-                here, where["shard"] = place(block)
-            if options.direction_rank is None:
-                made = options.tracker_for(block.dim, rank, **where)
-            else:
-                where["total"] = total
-                made = options.directions_for(layout.shapes(block), rank, **where)
-            columns.append(here)
-            trackers[block.name] = made
-    return Blockwise(trackers, columns)
-
-
-def pass_through(stages: Sequence[Downstream], gradient: Tensor) -> Tensor:
-    """What becomes of a filtered gradient (D,) behind the filter."""
-    shape = gradient.shape
-    for stage in stages:
-        gradient = stage(gradient)
-        if gradient.shape != shape:
-            raise ValueError(
-                f"{stage!r} in after returned shape {tuple(gradient.shape)} for a "
-                f"gradient of shape {tuple(shape)}"
-            )
-    return gradient

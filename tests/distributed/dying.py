@@ -51,7 +51,7 @@ def main():
         return
     compressor = TopK(5) if way == "killed, compressed" else None
     model, optimizer, grad_filter = start(place, 4, compressor=compressor)
-    workers, calls = grad_filter._workers, []
+    workers, calls = grad_filter._world._workers, []
     original = workers.gather
 
     def gather(*arguments):

@@ -372,7 +372,7 @@ def a_worker_sends_the_bytes_of_a_reduce_scatter_and_holds_its_share(place):
     # d k / P for the basis and d for the rows.
     tracker = grad_filter.trackers["all"]
     assert tracker.basis.shape == (held, 4)
-    assert grad_filter._rows._buffer.shape == (place.size, held)
+    assert grad_filter._source._buffer.shape == (place.size, held)
     assert place.size * held <= padded
     total = torch.tensor(held)
     dist.all_reduce(total)

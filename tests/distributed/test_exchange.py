@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from dome.compression import PowerSGD, RandomK, TopK
-from dome.distributed.exchange import Exchange
+from dome.distributed.messages import Exchange
 from dome.parameters import Layout
 
 

@@ -9,16 +9,21 @@ from torch.optim import Optimizer
 
 from dome.attachment import call_before_step, check_no_filter
 from dome.compression import Compressor
-from dome.distributed.compressed import CompressedFilter
-from dome.distributed.directions import DirectionsFilter
-from dome.distributed.fully_sharded import FullyShardedFilter
+from dome.distributed.copied import CopiedDirections
+from dome.distributed.fully_shard import FullyShard
+from dome.distributed.handshake import check_same_options
+from dome.distributed.local import check_switchable
+from dome.distributed.messages import Messages
 from dome.distributed.reduce_scatter import sharded_modules
-from dome.distributed.sharded import ShardedFilter
+from dome.distributed.split_basis import SplitBasis
+from dome.distributed.workers import Workers
+from dome.filter import GradientFilter
 from dome.newcomers import Newcomers, held_by
+from dome.options import FilterOptions
+from dome.parameters import Layout
+from dome.world import World
 
-DistributedFilter = (
-    ShardedFilter | DirectionsFilter | CompressedFilter | FullyShardedFilter
-)
+SAMPLES = {"per_sample": "per_sample", "worker": "microbatch"}
 
 
 def attach(
@@ -30,7 +35,7 @@ def attach(
     samples: str = "per_sample",
     share: str | int = "own",
     **options: Any,  # noqa: ANN401 (the filters name and check them)
-) -> DistributedFilter:
+) -> GradientFilter:
     """Filter the gradients of every ``optimizer.step()`` across workers from now on.
 
     DDP's own communication is switched off until ``detach()``, as in its ``no_sync()``:
@@ -68,45 +73,81 @@ def attach(
             "a GradScaler looks at gradients before they are averaged, so that one "
             "worker would skip a step that others take: train in bfloat16 without one"
         )
-    grad_filter: DistributedFilter
     if sharded_modules(model):
         if compressor is not None or share != "own":
             raise ValueError(
                 "a compressor needs the whole gradient, which no worker of fully_shard "
                 "has: use DistributedDataParallel, or leave the compressor out"
             )
-        held = held_by(optimizer)
-        grad_filter = FullyShardedFilter(
-            model, rank, samples=samples, parameters=held, **options
-        )
-        call_before_step(optimizer, grad_filter, Newcomers(model, held))
-        return grad_filter
-    model = _wrapped(model)
-    parameters = _parameters(model, optimizer)
-    if compressor is None:
-        if share != "own":
-            raise ValueError(
-                "share is for workers with a compressor; without one they hold one "
-                "basis together"
-            )
-        thin = options.get("direction_rank") is not None
-        kind = DirectionsFilter if thin else ShardedFilter
-        grad_filter = kind(
-            model, rank, samples=samples, parameters=parameters, **options
-        )
+        chosen = _options(rank, "worker", options)
+        world: World = FullyShard(model, held_by(optimizer), chosen, samples)
+        module = model
     else:
-        grad_filter = CompressedFilter(
-            model,
-            rank,
-            compressor,
-            samples=samples,
-            share=share,
-            parameters=parameters,
-            **options,
-        )
-    newcomers = Newcomers(model.module, held_by(optimizer))
-    call_before_step(optimizer, grad_filter, newcomers)
+        ddp = _wrapped(model)
+        parameters = _parameters(ddp, optimizer)
+        chosen = _options(rank, samples, options)
+        world = _ddp_world(ddp, parameters, chosen, compressor, share)
+        module = ddp.module
+    grad_filter = GradientFilter.in_world(world)
+    call_before_step(optimizer, grad_filter, Newcomers(module, held_by(optimizer)))
     return grad_filter
+
+
+def _options(
+    rank: int | Mapping[str, int], samples: str, options: Mapping[str, Any]
+) -> FilterOptions:
+    if samples not in SAMPLES:
+        raise ValueError(f"samples must be one of {tuple(SAMPLES)}, got {samples!r}")
+    more = {"rank": rank, "samples": SAMPLES[samples]}
+    chosen = FilterOptions.named("dome.distributed.attach", {**options, **more})
+    if chosen.stream:
+        raise ValueError(
+            "stream=True is not supported across workers: leave it out, since workers "
+            "send samples at the step, or train in one process"
+        )
+    return chosen
+
+
+def _ddp_world(
+    model: DistributedDataParallel,
+    parameters: list[Tensor],
+    options: FilterOptions,
+    compressor: Compressor | None,
+    share: str | int,
+) -> World:
+    every = _check_share(share, compressor)
+    if compressor is not None and options.direction_rank is not None:
+        raise ValueError(
+            "direction_rank is not supported with a compressor across workers, where "
+            "each has a basis of its own: leave out one of the two"
+        )
+    check_switchable(model)
+    layout = Layout(model.module, options.layout, only=parameters)
+    workers = Workers(model.process_group, layout.device)
+    if compressor is not None:
+        more = {"compressor": compressor, "share": share}
+        check_same_options(workers, options, layout, **more)
+        return Messages(model, layout, options, workers, compressor, every)
+    check_same_options(workers, options, layout)
+    kind = SplitBasis if options.direction_rank is None else CopiedDirections
+    return kind(model, layout, options, workers)
+
+
+def _check_share(share: str | int, compressor: Compressor | None) -> int:
+    """The number of steps between synchronisations, 0 for none."""
+    if share == "own":
+        return 0
+    if compressor is None:
+        raise ValueError(
+            "share is for workers with a compressor; without one they hold one "
+            "basis together"
+        )
+    if not isinstance(share, int) or isinstance(share, bool) or share < 1:
+        raise ValueError(
+            f'share must be "own" (a basis for each worker) or a number of steps '
+            f"between synchronisations, got {share!r}"
+        )
+    return share
 
 
 def _parameters(model: DistributedDataParallel, optimizer: Optimizer) -> list[Tensor]:

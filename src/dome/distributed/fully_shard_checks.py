@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dome.distributed.handshake import refuse_stream
 from dome.distributed.reduce_scatter import sharded_modules
 from dome.options import FilterOptions
 from dome.parameters import Layout
@@ -56,7 +55,6 @@ def _check_options(samples: str, options: FilterOptions) -> None:
             "after gets the whole filtered gradient, which no worker of fully_shard "
             "has: leave it out, and clip with torch.nn.utils.clip_grad_norm_"
         )
-    refuse_stream(options)
     if callable(options.tracker):
         raise ValueError(
             'with fully_shard the tracker is "power" or "svd": the state of one of '

@@ -1,4 +1,4 @@
-"""What workers tell each other at the beginning of a step: a few integers each."""
+"""What workers tell each other: their options once, and a few integers at each step."""
 
 import zlib
 from collections.abc import Sequence
@@ -22,78 +22,58 @@ class Handshake:
         step: Steps it has taken.
         num_rows: Samples it has captured.
         adds_up: Whether these are all of its gradient.
-        refused: Whether its gradient cannot be encoded.
-        has_gradient: For each parameter, whether it has a ``.grad``.
+        refused: Whether its gradient cannot be used.
         masked: Whether it holds entries at zero that the others may not hold.
     """
 
     step: int
-    num_rows: int
-    adds_up: bool
-    refused: bool
-    has_gradient: tuple[bool, ...]
+    num_rows: int = 0
+    adds_up: bool = False
+    refused: bool = False
     masked: bool = False
 
-    def to_numbers(self) -> list[int]:
-        """As integers."""
-        flags = [
-            sum(flag << i for i, flag in enumerate(self.has_gradient[start:][:FLAGS]))
-            for start in range(0, len(self.has_gradient), FLAGS)
-        ]
-        state = self.adds_up + 2 * self.refused + 4 * self.masked
-        return [self.step, self.num_rows, state, *flags]
 
-    @staticmethod
-    def from_numbers(numbers: Sequence[int], num_parameters: int) -> "Handshake":
-        """Back from integers."""
-        step, num_rows, state, *flags = numbers
-        has = (flags[i // FLAGS] >> i % FLAGS & 1 for i in range(num_parameters))
-        return Handshake(
-            step,
-            num_rows,
-            bool(state & 1),
-            bool(state & 2),
-            tuple(map(bool, has)),
-            bool(state & 4),
-        )
+def shake_hands(
+    workers: Workers, mine: Handshake, layout: Layout | None = None
+) -> list[Handshake]:
+    """The handshakes of all workers; raises on each if they are at different steps.
 
-
-def has_gradient(layout: Layout) -> tuple[bool, ...]:
-    """For each parameter, whether it has a ``.grad``."""
-    return tuple(p.grad is not None for p in layout.parameters)
-
-
-def shake_hands(workers: Workers, mine: Handshake) -> list[Handshake]:
-    """The handshakes of all workers; raises on each if they are at different steps."""
-    num = len(mine.has_gradient)
-    table = workers.table(mine.to_numbers())
-    everyone = [Handshake.from_numbers(row, num) for row in table]
-    steps = [handshake.step for handshake in everyone]
+    Args:
+        workers: All of them.
+        mine: This worker's.
+        layout: These parameters get a ``.grad`` of zeros if only others have one.
+    """
+    parameters = () if layout is None else layout.parameters
+    flags = _packed([p.grad is not None for p in parameters])
+    state = mine.adds_up + 2 * mine.refused + 4 * mine.masked
+    table = workers.table([mine.step, mine.num_rows, state, *flags])
+    steps = [step for step, *_ in table]
     if len(set(steps)) > 1:
         raise RuntimeError(
             f"workers are at different steps, rank by rank {steps}: every worker must "
             f"call optimizer.step() equally often, and load the same checkpoint"
         )
-    return everyone
-
-
-def make_room(layout: Layout, everyone: Sequence[Handshake]) -> None:
-    """Give parameters a ``.grad`` of zeros where only other workers have one."""
-    for i, p in enumerate(layout.parameters):
-        if p.grad is None and any(handshake.has_gradient[i] for handshake in everyone):
+    for i, p in enumerate(parameters):
+        word, bit = 3 + i // FLAGS, i % FLAGS
+        if p.grad is None and any(other[word] >> bit & 1 for other in table):
             p.grad = torch.zeros_like(p)
+    return [
+        Handshake(step, num_rows, bool(state & 1), bool(state & 2), bool(state & 4))
+        for step, num_rows, state, *_ in table
+    ]
 
 
-def sample_counts(everyone: Sequence[Handshake]) -> list[int]:
-    """Samples of each worker."""
-    return [handshake.num_rows for handshake in everyone]
+def _packed(flags: Sequence[bool]) -> list[int]:
+    """Flags as the bits of integers."""
+    return [
+        sum(flag << i for i, flag in enumerate(flags[start : start + FLAGS]))
+        for start in range(0, len(flags), FLAGS)
+    ]
 
 
 @torch.no_grad()
-def adds_up(rows: Tensor | None, gradient: Tensor) -> bool:
+def adds_up(rows: Tensor, gradient: Tensor) -> bool:
     """Whether captured rows (B, D) are all of a gradient (D,), up to rounding."""
-    if rows is None:
-        return not bool(gradient.any())
     if rows.dtype != gradient.dtype:
         return False
     difference = rows.sum(dim=0).sub_(gradient)
@@ -126,21 +106,3 @@ def check_same_options(
                 f"workers have different options, {name}: {listed}. Every worker must "
                 f"call dome.distributed.attach alike"
             )
-
-
-def refuse_directions(options: FilterOptions) -> None:
-    """Refuse directions of low rank where workers have each its own samples."""
-    if options.direction_rank is not None:
-        raise ValueError(
-            "direction_rank is not supported with a compressor across workers, where "
-            "each has a basis of its own: leave out one of the two"
-        )
-
-
-def refuse_stream(options: FilterOptions) -> None:
-    """Refuse samples that are used in backward(): workers send theirs at the step."""
-    if options.stream:
-        raise ValueError(
-            "stream=True is not supported across workers: leave it out, since workers "
-            "send samples at the step, or train in one process"
-        )

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dome.distributed.workers import Workers
 from dome.numerics.arithmetic import own_arithmetic
+from dome.parameters import Layout
 from dome.torch_private import communication_hook
 
 
@@ -24,19 +25,25 @@ class LocalGradients:
     Args:
         model: The DDP model.
         workers: Its workers.
+        layout: The parameters whose gradients are sent.
     """
 
-    def __init__(self, model: DistributedDataParallel, workers: Workers) -> None:
+    def __init__(
+        self, model: DistributedDataParallel, workers: Workers, layout: Layout
+    ) -> None:
         self._model, self._workers = model, workers
+        self._num_bytes = layout.dim * layout.dtype.itemsize
         self._switch(False)
 
     def release(self) -> None:
         """Let DDP average gradients again."""
         self._switch(True)
 
-    def check(self) -> None:
-        """Refuse a communication hook that came since: nothing would call it."""
+    def begin_step(self) -> None:
+        """Refuse a communication hook that came since; count bytes from here on."""
         check_no_hook(self._model)
+        self._workers.traffic.begin_step()
+        self._workers.traffic.reduced_by_ddp(self._num_bytes)
 
     def _switch(self, on: bool) -> None:
         self._model.require_backward_grad_sync = on

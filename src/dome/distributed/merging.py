@@ -92,9 +92,8 @@ def _merged(
     The last, C (K, K), says that the new basis is the sum of U_p C_p over workers.
     """
     P, (D, K) = workers.size, U.shape
-    split, dtype = Split(D, P), compute_dtype(U.dtype)
-    own = split.lengths()[workers.rank]
-    parts = [U[split.range_of(worker)] for worker in range(P)]
+    split, dtype = Split(D, workers), compute_dtype(U.dtype)
+    own, parts = split.num_held, [U[part] for part in split.ranges]
     rows = workers.exchange(parts, [own * K] * P, "basis").view(P, own, K)
     scales = workers.gather(values, "basis").view(P, K).div(P).sqrt()
     A = (rows.to(dtype) * scales[:, None].to(dtype)).transpose(0, 1).reshape(own, P * K)

@@ -52,7 +52,7 @@ class Placement:
         self.gathers = False  # whether the rows of bases are collected in a state
         self.receiver: int | None = None  # who collects them; None for all
 
-    def place(self, block: Block) -> tuple[slice, Shard]:
+    def place(self, block: Block) -> tuple[slice, dict[str, Any]]:
         """Which of the numbers held here are a block's, and which of its rows."""
         chosen = self.members(block)
         ranges = [
@@ -68,7 +68,8 @@ class Placement:
             return self._whole(rows, block.dim, ranges) if self.gathers else rows
 
         total, rank = self._workers.total, self._workers.rank
-        return columns, Shard(block.dim, ranges[rank], total, collect)
+        shard = Shard(block.dim, ranges[rank], total, collect)
+        return columns, {"shard": shard}
 
     def _whole(
         self, rows: Tensor, dim: int, ranges: Sequence[Sequence[slice]]

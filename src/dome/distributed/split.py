@@ -1,52 +1,74 @@
-"""Which worker holds which part of the flat gradient.
+"""Which worker of DDP holds which part of D numbers, and what moves between them.
 
-D numbers are cut into P ranges of equal length, the last ones shorter or empty; a basis
-of a block is held where the block's numbers are, so a worker may hold none of it.
+Letters: D numbers, P workers, n of the D held by a worker, B samples of all workers
+together. The D numbers are cut into P ranges of equal length, the last ones shorter or
+empty. The basis of a block is held where the block's numbers are.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import pad
 
+from dome.distributed.workers import Workers
+from dome.numerics.shard import Shard
 from dome.parameters import Block
 
 
-@dataclass(frozen=True, slots=True)
 class Split:
     """D numbers over P workers.
 
-    Attributes:
+    Args:
         dim: D.
-        num_workers: P.
+        workers: The P workers.
     """
 
-    dim: int
-    num_workers: int
+    def __init__(self, dim: int, workers: Workers) -> None:
+        self._dim, self._workers = dim, workers
+        self.length = -(-dim // workers.size)  # of a worker, the last ones filled up
+        starts = [min(p * self.length, dim) for p in range(workers.size)]
+        self.ranges = [slice(s, min(s + self.length, dim)) for s in starts]
+        self.held = self.ranges[workers.rank]
+        self.num_held = self.held.stop - self.held.start
+        # Who collects the rows of bases; None for all.
+        self.receiver: int | None = None
 
-    @property
-    def length(self) -> int:
-        """Numbers of a worker, those of the last ones filled up."""
-        return -(-self.dim // self.num_workers)
+    def place(self, block: Block) -> tuple[slice, dict[str, Any]]:
+        """Which of the numbers held here are a block's, and which of its rows."""
+        parts = []
+        for held in self.ranges:
+            first = min(max(held.start, block.start), block.stop)
+            last = max(min(held.stop, block.stop), first)
+            parts.append(slice(first - block.start, last - block.start))
+        rows = parts[self._workers.rank]
+        lengths = [part.stop - part.start for part in parts]
 
-    def range_of(self, worker: int) -> slice:
-        """What a worker holds of the D numbers."""
-        first, last = worker * self.length, (worker + 1) * self.length
-        return slice(min(first, self.dim), min(last, self.dim))
+        def collect(tensor: Tensor) -> Tensor:
+            return self._workers.collect(tensor, lengths, "basis", self.receiver)
 
-    def lengths(self) -> list[int]:
-        """How many numbers each worker holds."""
-        ranges = (self.range_of(worker) for worker in range(self.num_workers))
-        return [part.stop - part.start for part in ranges]
+        shard = Shard(block.dim, (rows,), self._workers.total, collect)
+        start = max(block.start + rows.start - self.held.start, 0)
+        return slice(start, start + shard.num_rows), {"shard": shard}
 
-    def rows_of(self, block: Block, worker: int) -> slice:
-        """Which of a block's own rows a worker holds."""
-        held = self.range_of(worker)
-        first = min(max(held.start, block.start), block.stop)
-        last = max(min(held.stop, block.stop), first)
-        return slice(first - block.start, last - block.start)
+    def samples(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """All workers' rows in the columns held here, shape (B, n), worker by worker.
 
-    def filled(self, vector: Tensor) -> Tensor:
-        """A tensor (D, ...) filled up with zeros to P equal lengths."""
-        missing = self.length * self.num_workers - self.dim
-        return pad(vector, (0, 0) * (vector.dim() - 1) + (0, missing))
+        Args:
+            rows: This worker's, shape (B_p, D).
+            counts: B_p of every worker.
+        """
+        parts = [rows[:, part] for part in self.ranges]
+        lengths = [num_rows * self.num_held for num_rows in counts]
+        arrived = self._workers.exchange(parts, lengths, "samples")
+        return arrived.view(sum(counts), self.num_held)
+
+    def scattered(self, vector: Tensor, kind: str) -> Tensor:
+        """Of the sum of vectors (D,) over workers, the part held here, (n,)."""
+        filled = pad(vector, (0, self.length * self._workers.size - self._dim))
+        return self._workers.scatter_sum(filled, kind)[: self.num_held]
+
+    def whole(self, part: Tensor, kind: str) -> Tensor:
+        """The whole vector (D,) of the parts that workers hold, (n,)."""
+        filled = pad(part, (0, self.length - len(part)))
+        return self._workers.gather(filled, kind)[: self._dim]

@@ -5,14 +5,23 @@ a module reduces for each worker. Modules are reduced one after the other, each 
 of its parameters at once (see ``reduce_scatter.py``).
 """
 
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor, nn
 
 from dome.distributed.placement import Placement, chunk_length
 from dome.distributed.workers import Workers
 from dome.parameters import Layout
+from dome.samples.protocol import NONE
 from dome.samples.store.gradients import Gradients
 from dome.torch_private import current_graph_task, when_backward_ends
+
+NOT_CAPTURED = (
+    "{}() is for captured samples, and with fully_shard a sample is the gradient that "
+    "a worker sends: leave it out"
+)
 
 
 class WorkerRows:
@@ -62,7 +71,35 @@ class WorkerRows:
             return False
         return bool(self._placement.gather().any())
 
-    def take(self, num_passes: int) -> Tensor | None:
+    def arm(self, active: bool) -> None:
+        """Choose whether rows are kept of backward passes from now on."""
+        self.is_armed = active
+
+    def take(self, due: bool = True) -> Tensor | None:
+        """None: workers first agree on how many passes there were, see ``newest``."""
+        del due
+        return None
+
+    def watch(
+        self,
+        inputs: Sequence[object],
+        named: Mapping[str, object] = NONE,
+        samples_in: tuple[str, ...] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Refused: samples are the gradients that workers send."""
+        del inputs, named, samples_in
+        raise RuntimeError(NOT_CAPTURED.format("watch"))
+
+    def expect(self, loss: Tensor) -> None:
+        """Refused: samples are the gradients that workers send."""
+        del loss
+        raise RuntimeError(NOT_CAPTURED.format("expect_backward"))
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Refused: samples are the gradients that workers send."""
+        raise RuntimeError(NOT_CAPTURED.format("paused"))
+
+    def newest(self, num_passes: int) -> Tensor | None:
         """The rows of so many passes, the newest, shape (P · passes, n)."""
         self._check_given()
         stop = self._num_passes * self._size
@@ -71,7 +108,7 @@ class WorkerRows:
         return self._buffer[start:stop] if num_passes else None
 
     def discard(self) -> None:
-        """Forget what was captured since the last ``take()``."""
+        """Forget what was captured since the last ``newest()``."""
         self._num_passes = self._first_kept = 0
         self._arrived = None
         self._gradients.note()

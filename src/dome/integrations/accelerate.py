@@ -13,10 +13,7 @@ from torch.optim import Optimizer
 
 import dome.distributed
 from dome.attachment import attach as attach_here
-from dome.distributed import DistributedFilter
 from dome.filter import GradientFilter
-
-AnyFilter = GradientFilter | DistributedFilter
 
 
 def attach(
@@ -24,7 +21,7 @@ def attach(
     optimizer: Optimizer,
     rank: int | Mapping[str, int],
     **options: Any,  # noqa: ANN401 (the filters name and check them)
-) -> AnyFilter:
+) -> GradientFilter:
     """Filter the gradients of every step of a prepared optimizer from now on.
 
     Call it after ``accelerator.prepare``. To have the filter in the checkpoints of

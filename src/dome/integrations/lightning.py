@@ -16,11 +16,8 @@ from torch.optim import Optimizer
 
 import dome.distributed
 from dome.attachment import attach
-from dome.distributed import DistributedFilter
 from dome.filter import GradientFilter
 from dome.integrations.log import log_row
-
-AnyFilter = GradientFilter | DistributedFilter
 
 
 class DomeCallback(pl.Callback):  # type: ignore[misc] # Lightning is not type-checked
@@ -51,7 +48,7 @@ class DomeCallback(pl.Callback):  # type: ignore[misc] # Lightning is not type-c
         log_stats: bool = True,
         **options: Any,  # noqa: ANN401 (GradientFilter names and checks them)
     ) -> None:
-        self.filter: AnyFilter | None = None
+        self.filter: GradientFilter | None = None
         self._rank, self._options = rank, options
         self._watch, self._optimizer = watch, optimizer
         self._log_stats = log_stats
@@ -152,7 +149,7 @@ class DomeCallback(pl.Callback):  # type: ignore[misc] # Lightning is not type-c
 
     def _attach(
         self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Optimizer
-    ) -> AnyFilter:
+    ) -> GradientFilter:
         options = dict(self._options)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
@@ -170,7 +167,7 @@ class DomeCallback(pl.Callback):  # type: ignore[misc] # Lightning is not type-c
         model: DistributedDataParallel,
         optimizer: Optimizer,
         options: dict[str, Any],
-    ) -> AnyFilter:
+    ) -> GradientFilter:
         if self._watch is not None:
             raise ValueError(
                 f"watch={self._watch!r} is for one process: under DDP the whole "

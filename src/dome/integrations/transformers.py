@@ -22,7 +22,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from dome.integrations.accelerate import AnyFilter, attach, unwrapped
+from dome.filter import GradientFilter
+from dome.integrations.accelerate import attach, unwrapped
 from dome.integrations.log import log_row
 
 FILE = "dome_filter.safetensors"
@@ -60,7 +61,7 @@ class DomeTrainerCallback(TrainerCallback):  # type: ignore[misc] # is not type-
         log_stats: bool = True,
         **options: Any,  # noqa: ANN401 (GradientFilter names and checks them)
     ) -> None:
-        self.filter: AnyFilter | None = None
+        self.filter: GradientFilter | None = None
         self.trainer: Trainer | None = None
         self._rank, self._options = rank, options
         self._resume_from = resume_from

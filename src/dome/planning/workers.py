@@ -146,15 +146,7 @@ class _Problem:
         rows = 1 if way == "worker" else B
         # A worker's rows, the same packed, those that arrive; gradient and result.
         moving = 3 * rows * D * FLOAT + 2 * D * FLOAT
-        if self.acts(way, rank):
-            # The whole basis, this worker's part of the action, and the same packed.
-            moving = rows * D * FLOAT + 2 * D * FLOAT
-            moving += D * rank * (itemsize + 2 * FLOAT)
         return D * rank * itemsize / P + moving
-
-    def acts(self, way: str, rank: int) -> bool:
-        """Whether the covariance action is sent instead of samples."""
-        return way == "per_sample" and self.batch_size > 2 * rank + 2
 
     def bytes_sent(self, way: str, rank: int) -> float:
         """By a worker in a step."""
@@ -162,11 +154,6 @@ class _Problem:
         one_way = (P - 1) / P * D * FLOAT
         if way == "compressed":
             return self.ring(D * FLOAT / self.rate)
-        if self.acts(way, rank):
-            # The action and U; mean and gradient; the filtered gradient. Coordinates of
-            # all samples are gathered, with the old U and with the new.
-            coordinates = (P - 1) * SMALL * 2 * B * (K + 1)
-            return one_way * (2 * K + 3) + coordinates + self.ring(SMALL * K * K)
         samples = P * B if way == "per_sample" else P
         numbers = samples * (K + 1)  # G U and the norms of samples
         if is_pairwise(K, samples):

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from dome import state as states
-from dome.filter import pass_through
 from dome.hooking import Hooked
 from dome.numerics.arithmetic import own_arithmetic
 from dome.options import FilterOptions
@@ -38,6 +37,7 @@ from dome.privacy.releases import (
     without_span_,
 )
 from dome.privacy.samples import PrivateSamples
+from dome.world import pass_through
 
 if TYPE_CHECKING:
     from dome.privacy.sampling import PoissonLoader

@@ -12,7 +12,7 @@ from torch import Tensor
 from dome import state as states
 from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.factors import FactorBatch
-from dome.numerics.products import Rows, Samples
+from dome.numerics.products import Rows
 from dome.numerics.together import together
 from dome.parameters import Block
 from dome.trackers.low_rank import LowRankPower
@@ -56,19 +56,6 @@ class Blockwise:
             together([tracker.updating(Rows(grads, scale))])
         elif tracker is not None:
             tracker.update(grads, scale)
-
-    @property
-    def columns_for_actions(self) -> int:
-        """K of one tracker that takes samples of any kind; 0 if there is none such."""
-        (_, tracker), *others = self
-        if others or not is_stepped(tracker) or not tracker.takes_actions:
-            return 0
-        return len(tracker.column_values)
-
-    @own_arithmetic
-    def update_by_action(self, samples: Samples) -> None:
-        """Fold in samples that need not be rows, where there is one such tracker."""
-        together(t.updating(samples) for _, t in self if is_stepped(t))
 
     @own_arithmetic
     def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:

@@ -63,8 +63,6 @@ class StreamingPower(StreamingBasis):
     Args are those of ``dome.trackers.streaming.StreamingBasis``.
     """
 
-    takes_actions = True
-
     def _start(self) -> None:
         # Algorithm 1, line 2: U from QR of a random matrix, Λ = I.
         K, is_data = self._U.num_columns, torch.zeros_like(self._values)

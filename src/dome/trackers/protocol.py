@@ -77,8 +77,6 @@ class Tracker(Protocol):
 class SteppedTracker(Tracker, Protocol):
     """A tracker whose update is a generator: several of them ask a device together."""
 
-    takes_actions: bool  # whether samples may be other than rows: see ``Samples``
-
     def updating(self, samples: Samples) -> Steps[None]:
         """The update, in steps for ``dome.numerics.together``."""
 

@@ -52,8 +52,6 @@ class StreamingBasis(ABC):
             makes a copy; if it is read at every step, choose False.
     """
 
-    takes_actions = False  # whether samples may be other than rows: see ``Samples``
-
     def __init__(
         self,
         dim: int,

@@ -1,4 +1,8 @@
-"""Gradients travel as messages of a compressor, and come back as their average.
+"""DDP with a compressor: every worker filters its own gradient, and sends a message.
+
+Letters: D parameters, K directions, P workers. A sketch of a gradient has noise in
+proportion to the gradient's norm, so the filter must run before it, on each worker's
+own gradient, with a basis of D K numbers on every worker. Only messages travel.
 
 Messages of linear compressors are summed on the way; others are gathered and decoded
 one after the other in the order of workers. Either way all workers decode the same
@@ -7,17 +11,113 @@ bytes in the same order, and so hold the same bits. PowerSGD takes two sums a st
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from dome.compression import Compressor, ErrorFeedback, Message, PowerSGD
-from dome.distributed.handshake import Handshake, has_gradient, make_room, shake_hands
+from dome.diagnostics import FilterStats
+from dome.distributed.handshake import Handshake, shake_hands
+from dome.distributed.local import LocalGradients
+from dome.distributed.merging import check_mergeable, merge_bases
 from dome.distributed.workers import Workers
+from dome.masks import Masks
 from dome.numerics.arithmetic import own_arithmetic
+from dome.options import Downstream, FilterOptions
 from dome.parameters import Layout
+from dome.world import Samples, State, make_tracker, pass_through
 
 SUM = "the sum of the messages of all ranks"
+
+
+class Messages:
+    """The world of a DDP model whose workers each have a basis, and send messages.
+
+    Args:
+        model: The DDP model; its own communication is off from now on.
+        layout: Its parameters that are filtered.
+        options: What the filter does; ``after`` comes before compression.
+        workers: The P workers.
+        compressor: Every worker's own, made alike.
+        every: After how many steps all get the leading part of their averaged
+            covariance, at the bytes of an all-reduce of D K numbers; 0 for never.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        layout: Layout,
+        options: FilterOptions,
+        workers: Workers,
+        compressor: Compressor,
+        every: int,
+    ) -> None:
+        self._exchange = Exchange(compressor, workers, layout)
+        stages: tuple[Downstream, ...] = (*options.stages, self._exchange)
+        self.layout, self.options = layout, replace(options, after=stages)
+        self._workers, self._every = workers, every
+        self.tracker = make_tracker(layout, options)
+        for tracker in self.tracker.by_name.values() if every else ():
+            check_mergeable(tracker, workers.size)
+        self.source = options.source_for(model.module, layout)
+        self.masks = Masks(layout)
+        self._local = LocalGradients(model, workers, layout)
+
+    def meet(self, step: int, own: Samples | None) -> tuple[Samples | None, float]:
+        """This worker's own samples."""
+        self._local.begin_step()
+        self._exchange.step = step
+        if self._every and step and step % self._every == 0:
+            self.share_bases()
+        return own, 0.0 if own is None else self.options.sample_scale(len(own))
+
+    def gradient(self) -> Tensor:
+        """This worker's own gradient, shape (D,)."""
+        return self.layout.gather()
+
+    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
+        """As they are."""
+        return sums
+
+    def zeros(self, g: Tensor, norm: Tensor) -> Tensor | None:
+        """The entries of g that a mask holds at zero, shape (D,)."""
+        return self.masks.find({0: g}, norm)
+
+    def put_(self, filtered: Tensor) -> None:
+        """Send the filtered gradient, write the average into ``.grad``."""
+        self.layout.scatter_(pass_through(self.options.stages, filtered))
+        self._local.send_buffers()
+
+    def stats(self, base: FilterStats) -> FilterStats:
+        """The record of a step, with what was sent."""
+        return self._workers.traffic.stats(base)
+
+    def state(self, *, whole: bool, only: int | None) -> State | None:
+        """The state of the trackers and of error feedback, once they are shared."""
+        del whole
+        self.share_bases()
+        self._exchange.share_memory()
+        if only not in (None, self._workers.rank):
+            return None
+        return self.tracker.state_dict() | self.masks.state_dict()
+
+    def share_bases(self) -> None:
+        """Give every worker the leading part of the averaged covariance."""
+        if self._workers.size > 1:
+            for tracker in self.tracker.by_name.values():
+                merge_bases(tracker, self._workers)
+
+    def held(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """All of it."""
+        return state
+
+    def detach(self) -> None:
+        """Remove every hook; DDP averages gradients again."""
+        self.source.detach()
+        self.masks.detach()
+        self._local.release()
 
 
 class Exchange:
@@ -35,7 +135,7 @@ class Exchange:
         self._compressor, self._workers, self._layout = compressor, workers, layout
         if hasattr(compressor, "set_worker"):
             compressor.set_worker(workers.rank)
-        self._num_steps = 0
+        self.step = 0  # that workers are at
 
     def __repr__(self) -> str:
         return f"Exchange({self._compressor!r})"
@@ -87,14 +187,8 @@ class Exchange:
             message = encode()
         except ValueError as error:
             problem = error
-        mine = Handshake(
-            step=self._num_steps,
-            num_rows=0,
-            adds_up=True,
-            refused=message is None,
-            has_gradient=has_gradient(self._layout),
-        )
-        everyone = shake_hands(self._workers, mine)
+        mine = Handshake(self.step, refused=message is None)
+        everyone = shake_hands(self._workers, mine, self._layout)
         refusing = [rank for rank, other in enumerate(everyone) if other.refused]
         if message is None or refusing:
             names = " and ".join(f"rank {rank}" for rank in refusing)
@@ -102,8 +196,6 @@ class Exchange:
                 f"the gradient of {names} cannot be compressed"
                 + (f": {problem}" if problem else "; its own error says why")
             ) from problem
-        make_room(self._layout, everyone)
-        self._num_steps += 1
         return message
 
     @contextmanager
@@ -126,10 +218,6 @@ class Exchange:
             error = feedback.error.clone()
             self._workers.add_up_(error, "basis")
             feedback.remember(error / self._workers.size)
-
-    def go_on_at(self, step: int) -> None:
-        """Go on after so many steps."""
-        self._num_steps = step
 
     def state_dict(self) -> dict[str, Tensor]:
         """The compressor's own."""

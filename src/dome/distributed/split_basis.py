@@ -1,0 +1,128 @@
+"""DDP without compression: every worker holds some rows of the basis U.
+
+Letters: D parameters, K directions, P workers, B samples of all workers together. An
+all-to-all brings worker p its columns of every sample, so that it holds G[:, p] (B,
+D/P) and U[p] (D/P, K). All that an update needs of the others are sums of B K + B² or
+K² numbers. The filtered gradient is gathered as DDP's own all-reduce ends.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from dome.diagnostics import FilterStats
+from dome.distributed.handshake import Handshake, adds_up, shake_hands
+from dome.distributed.local import LocalGradients
+from dome.distributed.split import Split
+from dome.distributed.workers import Workers
+from dome.masks import Masks, is_zero
+from dome.options import FilterOptions
+from dome.parameters import Layout
+from dome.world import Samples, State, make_tracker, pass_through
+
+
+class SplitBasis:
+    """The world of a DDP model whose basis is split over the workers.
+
+    Args:
+        model: The DDP model; its own communication is off from now on.
+        layout: Its parameters that are filtered.
+        options: What the filter does.
+        workers: The P workers.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        layout: Layout,
+        options: FilterOptions,
+        workers: Workers,
+    ) -> None:
+        self.layout, self.options, self._workers = layout, options, workers
+        self._split = Split(layout.dim, workers)
+        workers.agree_on(options.generator)
+        self.tracker = make_tracker(layout, options, self._split.place)
+        self.source = options.source_for(model.module, layout)
+        self.masks = Masks(layout)
+        self._local = LocalGradients(model, workers, layout)
+        # This worker's gradient; its part of the average, if samples brought that.
+        self._own: Tensor | None = None
+        self._mean: Tensor | None = None
+
+    def meet(self, step: int, own: Samples | None) -> tuple[Samples | None, float]:
+        """All workers' samples in the columns held here, shape (B, D/P)."""
+        self._local.begin_step()
+        g = self._own = self.layout.gather()
+        rows = own if isinstance(own, Tensor) else g.new_empty(0, len(g))
+        masked = self.masks.has_news()
+        # What a mask takes out is still in the samples, however little it is.
+        whole = not masked and self.masks.held is None and adds_up(rows, g)
+        mine = Handshake(step, len(rows), adds_up=whole, masked=masked)
+        everyone = shake_hands(self._workers, mine, self.layout)
+        if any(other.masked for other in everyone):
+            self.masks.share(self._workers.unite_)
+        counts = [other.num_rows for other in everyone]
+        if not sum(counts):
+            return None, 0.0
+        G = self._split.samples(rows, counts)
+        if all(other.adds_up for other in everyone):
+            self._mean = G.sum(dim=0).div_(self._workers.size)
+        return G, self._scale_(G, counts)
+
+    def _scale_(self, G: Tensor, counts: Sequence[int]) -> float:
+        """The factor that is left after each worker's rows got what differs."""
+        scales = [self.options.sample_scale(n) for n in counts]
+        if len({s for n, s in zip(counts, scales, strict=True) if n}) == 1:
+            return max(scales)
+        # Each worker's mean loss was divided by a number of its own.
+        numbers = torch.tensor(counts, device=G.device)
+        G.mul_(G.new_tensor(scales).repeat_interleave(numbers)[:, None])
+        return 1.0
+
+    def gradient(self) -> Tensor:
+        """The part of the average gradient that is held here, shape (D/P,)."""
+        mean, own, self._mean, self._own = self._mean, self._own, None, None
+        if mean is None:
+            own = self.layout.gather() if own is None else own
+            mean = self._split.scattered(own, "gradient").div_(self._workers.size)
+        return mean
+
+    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
+        """Add up small tensors over workers."""
+        return self._workers.total(*sums)
+
+    def zeros(self, g: Tensor, norm: Tensor) -> Tensor | None:
+        """The entries of g that a mask of some worker holds at zero, shape (D/P,)."""
+        del norm
+        held = self.masks.held
+        return None if held is None else held[self._split.held] & is_zero(g)
+
+    def put_(self, filtered: Tensor) -> None:
+        """Write the whole filtered gradient into ``.grad``, through ``after``."""
+        whole = self._split.whole(filtered, "gradient")
+        self.masks.settle(whole)
+        self.layout.scatter_(pass_through(self.options.stages, whole))
+        self._local.send_buffers()
+
+    def stats(self, base: FilterStats) -> FilterStats:
+        """The record of a step, with what was sent."""
+        return self._workers.traffic.stats(base)
+
+    def state(self, *, whole: bool, only: int | None) -> State | None:
+        """The state of the trackers, whose rows are collected from all workers."""
+        del whole
+        self._split.receiver = only
+        state = self.tracker.state_dict() | self.masks.state_dict()
+        return state if only in (None, self._workers.rank) else None
+
+    def held(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """All of it: trackers take their rows themselves."""
+        return state
+
+    def detach(self) -> None:
+        """Remove every hook; DDP averages gradients again."""
+        self.source.detach()
+        self.masks.detach()
+        self._local.release()
