@@ -29,7 +29,8 @@ from importlib.metadata import version
 import torch
 
 from model_zoo import table
-from model_zoo.judge import Case, Verdict, judge
+from model_zoo.case import Case
+from model_zoo.judge import Verdict, judge
 
 # The module and the dictionary of each table, and the package it needs.
 LIBRARIES = {

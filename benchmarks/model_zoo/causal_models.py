@@ -14,7 +14,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from model_zoo.judge import BATCH, Case, Value
+from model_zoo.case import BATCH, Case, Value
 
 Changes = dict[str, Any]
 Config = Any  # each model has a class of its own for it

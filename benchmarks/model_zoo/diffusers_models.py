@@ -6,7 +6,7 @@ from typing import Any
 import diffusers
 import torch
 
-from model_zoo.judge import Case, Value
+from model_zoo.case import Case, Value
 
 B = 3
 

@@ -8,7 +8,7 @@ import torch_geometric.nn as geometric
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 
-from model_zoo.judge import Case, Value
+from model_zoo.case import Case, Value
 
 SIZES = (3, 5, 4)
 

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -20,54 +19,7 @@ from dome.parameters import Layout
 from dome.samples import PerSample
 from dome.samples.tracing.nested import all_tensors
 from dome.verification import ROUNDINGS, TOLERANCE
-
-# Whatever other people's models take and return.
-Value = Any
-Inputs = dict[str, Any]
-
-BATCH = 3
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model as it is shipped, and one batch for it.
-
-    Attributes:
-        model: Built from a small random configuration.
-        inputs: What it is called with, by name.
-        split: The inputs of sample b alone; as ``dome.verify`` does if not given.
-        batch: How many samples.
-        samples_in: The inputs that hold samples, where that can be declared.
-        declared: Whether it is.
-        frozen: Whether its batch norms are in evaluation mode.
-    """
-
-    model: nn.Module
-    inputs: Inputs
-    split: Callable[[Inputs, int], Inputs] | None = None
-    batch: int = BATCH
-    samples_in: tuple[str, ...] = ()
-    declared: bool = False
-    frozen: bool = False
-
-    @property
-    def names(self) -> tuple[str, ...] | None:
-        """What a filter is told of its inputs."""
-        return self.samples_in if self.declared else None
-
-    def typed(self, inputs: Inputs, dtype: torch.dtype) -> Inputs:
-        """Inputs with their real numbers in a type."""
-        return {k: _as(v, dtype) for k, v in inputs.items()}
-
-    def put(
-        self, dtype: torch.dtype, *, training: bool = True
-    ) -> tuple[nn.Module, Inputs]:
-        """The model and its inputs in a type and a mode."""
-        model = self.model.to(dtype).train(training)
-        for module in model.modules() if self.frozen else ():
-            if "BatchNorm" in type(module).__name__:
-                module.eval()
-        return model, self.typed(self.inputs, dtype)
+from model_zoo.case import Case, Inputs, Value
 
 
 @dataclass(frozen=True)
@@ -120,7 +72,7 @@ def judge(library: str, name: str, make: Callable[[], Case]) -> Verdict:
         try:
             forward = "identical" if _is_identical(again()) else "differs"
             error, where = max(_in_training(again(), dtype), _alone(again(), dtype))
-        except (RuntimeError, ValueError, TypeError) as problem:
+        except (RuntimeError, ValueError) as problem:
             refusal = refusal or str(problem)
             continue
         if error > TOLERANCE[dtype] and _computes_in_float32(again()):
@@ -215,6 +167,7 @@ def _in_training(case: Case, dtype: torch.dtype) -> Error:
     model, inputs = case.put(dtype)
     layout = Layout(model)
     rows = _captured(case, model, inputs, layout)
+    gradient = layout.gather().clone()
     _seed()
     result = _result(model(**inputs))
     (delta,) = torch.autograd.grad(_loss(result), result, retain_graph=True)
@@ -223,7 +176,11 @@ def _in_training(case: Case, dtype: torch.dtype) -> Error:
         own = torch.zeros_like(delta)
         own[b] = delta[b]
         literal.append(_gradient(result, own, layout))
-    return _worst("in training", layout, rows, torch.stack(literal))
+    whole = torch.stack(literal).sum(0, keepdim=True)
+    return max(
+        _worst("in training", layout, rows, torch.stack(literal)),
+        _worst("the gradient itself", layout, gradient[None], whole),
+    )
 
 
 def _gradient(result: Tensor, delta: Tensor, layout: Layout) -> Tensor:
@@ -290,13 +247,6 @@ def _worst(how: str, layout: Layout, rows: Tensor, literal: Tensor) -> Error:
         off = (rows[:, own] - literal[:, own]).abs().max() / scale
         worst = max(worst, (float(off), f"{how}: {slot.name}"))
     return worst
-
-
-def _as(value: Value, dtype: torch.dtype) -> Value:
-    if isinstance(value, Tensor):
-        return value.to(dtype) if value.is_floating_point() else value
-    # A batch of graphs as one object.
-    return value.apply(lambda t: _as(t, dtype)) if hasattr(value, "apply") else value
 
 
 _RESULTS = (

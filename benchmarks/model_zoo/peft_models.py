@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from model_zoo.judge import Case, Value
+from model_zoo.case import Case, Value
 from model_zoo.transformers_models import KEY_VALUE, SMALL, words
 
 LAYERS = ["q_proj", "v_proj"]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-from model_zoo.judge import Case, Value
+from model_zoo.case import Case, Value
 
 B, T, V = 3, 6, 50
 SMALL = {

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from model_zoo.judge import Case, Value
+from model_zoo.case import Case, Value
 
 BATCH = 4  # of three, the colours of an image might be the samples
 IMAGE, PATCHES, SIDE, WORDS = 60, 16, 16, 64
