@@ -225,7 +225,7 @@ def _compute(plan: Plan, num_workers: int) -> list[Conclusion]:
         time_left = TimeLeft([job.key for job in plan.missing], num_workers)
         time_left.learn_from(plan.found)
         console.print(
-            f"{len(plan.missing)} runs in {num_workers} processes: about "
+            f"{len(plan.missing)} runs, {num_workers} at a time: about "
             f"{duration(time_left.seconds)}, corrected as epochs end."
         )
         for event in followed(compute(plan, num_workers), time_left):

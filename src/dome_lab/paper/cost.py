@@ -29,7 +29,7 @@ SAMPLE_SECONDS = {
 }
 FILTER_SIZE = {"transformer": 4.6, "mlp": 14.0}
 USUAL_SECONDS = 1.0e-3
-NUM_SAMPLES = {"mnist": 60_000, "cifar10": 50_000, "tinyimagenet": 100_000}
+NUM_SAMPLES = {"mnist": 60_000, "cifar10": 50_000, "tiny_imagenet": 100_000}
 USUAL_SAMPLES = 20_000  # of the others
 
 
