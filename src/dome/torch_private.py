@@ -55,7 +55,6 @@ __all__ = [
     "communication_hook",
     "copy_all_",
     "current_graph_task",
-    "default_store",
     "flattened",
     "follows_several",
     "fsdp_communication",
@@ -334,13 +333,6 @@ def communication_hook(model: nn.Module) -> str | None:
     logger = getattr(model, "logger", None)
     data = {} if logger is None else logger._get_ddp_logging_data().strs_map
     return data.get("comm_hook") or None
-
-
-def default_store() -> Any:  # noqa: ANN401 (there is no public name for its type)
-    """The key-value store that the default process group met in."""
-    from torch.distributed import distributed_c10d  # not in every build of torch
-
-    return _needed(distributed_c10d, "_get_default_store")()
 
 
 def fsdp_groups(module: nn.Module) -> list[Any]:

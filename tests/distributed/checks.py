@@ -1052,7 +1052,7 @@ def workers_at_different_steps_are_told_apart(place):
 
 
 @check
-def a_worker_that_does_not_come_is_named(place):
+def a_worker_that_does_not_come_is_an_error_within_the_timeout(place):
     group = dist.new_group(timeout=timedelta(seconds=2))
     model, optimizer, _ = start(place, 6, ddp={"process_group": group})
     (x, y), *_ = batches(rng(), 1)
@@ -1063,7 +1063,7 @@ def a_worker_that_does_not_come_is_named(place):
         while len(list(gave_up.iterdir())) < place.rank and time.monotonic() < end:
             time.sleep(0.05)
     else:
-        message = f"rank {place.rank} of .* rank {place.size - 1} did not come to step"
+        message = rf"rank {place.rank} of .* gave up at the start of the step "
         with pytest.raises(RuntimeError, match=message):
             step(model, optimizer, mine(place, x), mine(place, y))
         (gave_up / str(place.rank)).touch()

@@ -20,9 +20,9 @@ def test_workers_of_fully_shard(name, num_workers, fsdp_workers):
 
 
 KILLED = {
-    "forward": "rank 1 did not come to the forward pass of step 3",
-    "forward, one group": "rank 1 did not come to the forward pass of step 3",
-    "backward": "came to the forward pass of step 3, and rank 1 broke off in it",
+    "forward": "the gathered parameters",
+    "forward, one group": "the gathered parameters",
+    "backward": "the (gathered parameters|exchange of samples)",  # by who is faster
 }
 
 
@@ -39,11 +39,12 @@ def killed(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("where", "told"), KILLED.items())
-def test_a_killed_worker_is_named_by_every_survivor(where, told, killed):
+def test_a_killed_worker_is_an_error_on_every_survivor(where, told, killed):
     folder, outputs = killed[where]
     for rank in (0, 2):
         path = folder / f"said.{rank}"
         assert path.exists(), outputs
         said = path.read_text()
-        assert re.match(f"rank {rank} of 3 gave up at .*", said), said
-        assert told in said, said
+        assert re.match(
+            rf"rank {rank} of 3 gave up at {told} \(2 steps begun\): another", said
+        ), said

@@ -66,19 +66,13 @@ class FullyShard:
             for module in sharded_modules(model)
             if fsdp_groups(module)
         ]
-        self._num_steps = 0
-        # First of all: fully_shard gathers parameters in a hook of its own.
-        self._arrived = model.register_forward_pre_hook(self._arrive, prepend=True)
-
-    def _arrive(self, *_: object) -> None:
-        self._workers.arrive(f"the forward pass of step {self._num_steps + 1}")
 
     def meet(self, step: int, own: Samples | None) -> tuple[Samples | None, float]:
         """All workers' rows of the numbers held here, shape (P · passes, n)."""
         del own
         if self._workers.traffic.is_over:
             self._workers.traffic.begin_step()
-        self._num_steps, rows = step + 1, self._rows
+        rows = self._rows
         mine = Handshake(step, rows.num_kept, refused=rows.came_without)
         everyone = shake_hands(self._workers, mine)
         if any(other.refused for other in everyone):
@@ -158,4 +152,3 @@ class FullyShard:
         self._intercepted = []
         self.source.detach()
         self.masks.detach()
-        self._arrived.remove()

@@ -1,7 +1,8 @@
 """The other workers: everything that is sent and received goes through here.
 
 Every call is a collective of ``torch.distributed``: all workers must make it, in the
-same order. Bytes are counted, and where one does not come, the error says which.
+same order. Bytes are counted. Where one fails, the error says at what, and how torch
+names the worker that is missing.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,14 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dome.distributed.roll_call import RollCall, own_place
 from dome.distributed.traffic import Traffic
 
 # Newer versions of torch have other names for these two.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-
-PLACE = "where a worker lives"
 
 
 class Workers:
@@ -33,11 +31,11 @@ class Workers:
         self.group, self.device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.traffic = Traffic(self.rank, self.size)
-        self._roll_call = RollCall(self.rank, self.size)
+        self._num_steps = 0
 
     def table(self, row: Sequence[int]) -> list[list[int]]:
         """The rows of all workers, each of the same number of integers."""
-        self.arrive()
+        self._num_steps += 1
         mine = torch.tensor(row, dtype=torch.int64, device=self.device)
         everyone = mine.new_empty(self.size * len(mine))
         self.traffic.gathered("control", mine.nbytes)
@@ -48,12 +46,9 @@ class Workers:
 
     def exchange_words(self, words: dict[str, str]) -> list[dict[str, str]]:
         """The words of all workers, rank by rank; for once, at the beginning."""
-        self.arrive("the handshake")
         everyone: list[dict[str, str]] = [{} for _ in range(self.size)]
-        mine = words | {PLACE: own_place()}
         with self.waiting("the comparison of options"):
-            dist.all_gather_object(everyone, mine, group=self.group)
-        self._roll_call.places = [other.pop(PLACE) for other in everyone]
+            dist.all_gather_object(everyone, words, group=self.group)
         return everyone
 
     def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
@@ -182,24 +177,17 @@ class Workers:
             dist.gather(tensor, parts, group=self.group, group_dst=worker)
         return parts or []
 
-    def arrive(self, at: str | None = None) -> None:
-        """Leave word in the store, so that others can see who does not come.
-
-        Args:
-            at: Where all workers come to; the next step if not given.
-        """
-        self._roll_call.arrive(at)
-
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Say who is missing where a collective inside fails."""
+        """Say which collective of which step failed, and how to see who is missing."""
         try:
             yield
         except RuntimeError as error:
             raise RuntimeError(
-                f"rank {self.rank} of {self.size} gave up at {what}: "
-                f"{self._roll_call.missing()}. torch says: {error}"
+                f"rank {self.rank} of {self.size} gave up at {what} "
+                f"({self._num_steps} steps begun): another rank ended, raised an "
+                f"error, or hangs. "
+                f"torchrun says which one ended. torch names one that hangs if you "
+                f"call torch.distributed.monitored_barrier(timeout=...) before each "
+                f"step (gloo), or read its flight recorder (NCCL). torch says: {error}"
             ) from error
-
-
-PLACE = "where a worker lives"
