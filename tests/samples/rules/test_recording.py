@@ -25,10 +25,21 @@ def text(places):
     return words
 
 
+def zeros(*sizes):
+    layer = nn.Linear(*sizes)
+    for p in layer.parameters():
+        nn.init.zeros_(p)
+    return layer
+
+
 # What goes from one sample on to the next is not what one sample alone is given.
 REFUSED = {
     "masked_scatter": lambda: (
         Then(two_images_each, table=nn.Embedding(7, 4), layer=nn.Linear(3, 4)),
+        [text(2), torch.randn(2 * B, 3)],
+    ),
+    "masked_scatter of zeros": lambda: (
+        Then(two_images_each, table=nn.Embedding(7, 4), layer=zeros(3, 4)),
         [text(2), torch.randn(2 * B, 3)],
     ),
     "kron": lambda: (
@@ -46,7 +57,9 @@ REFUSED = {
 def test_an_operation_that_is_another_on_one_sample_is_refused_by_name(name, make):
     model, inputs = make()
     source = PerSample(model, Layout(model))
-    with pytest.raises(RuntimeError, match=rf"'{name}'.*other values.*1e-08.*microb"):
+    with pytest.raises(
+        RuntimeError, match=rf"'{name.split()[0]}'.*other values.*1e-08.*microb"
+    ):
         model(*inputs)
     source.detach()
 
@@ -65,7 +78,7 @@ def wrong(monkeypatch):
 
 
 def test_a_rule_that_is_wrong_changes_no_value(wrong, monkeypatch):
-    monkeypatch.setattr(recording, "_compare", lambda *_: None)
+    monkeypatch.setattr(recording, "compare", lambda *_: None)
     wrong.wrong = True
     model, x = Then(lambda m, x: torch.hypot(x, m.w), w=vector(3)), torch.randn(B, 3)
     plain = model(x)

@@ -5,13 +5,14 @@ vectorised over samples, and autograd does the backward.
 """
 
 import warnings
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from dome.samples.rules.broadcast import spread, spread_copies
 from dome.samples.rules.numbered import spread_by_number
-from dome.samples.rules.recording import recording
+from dome.samples.rules.recording import compare, drawn_again, generators, recording
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.flow import einsum_words
 from dome.samples.tracing.labels import Labels
@@ -25,38 +26,101 @@ from dome.torch_private import tree_flatten, tree_map, tree_unflatten
 def fallback(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
     """Run an operation without a rule once for each sample, vectorised."""
     values, spec = tree_flatten((args, kwargs))
-    numbered = _numbered(trace, call)
-    if numbered is None:
+    rows = _numbered(trace, call)
+    if rows is None:
         axes = _axes(trace, call, values)
     else:
-        axes = _row_axes(trace, call, values, numbered)
-    moving = {i: _lifted(trace, values[i], axis, numbered) for i, axis in axes.items()}
-
-    def one_sample(*own: Tensor, dtype: torch.dtype | None = None) -> Value:
-        mine = list(values)
-        for i, t in zip(moving, own, strict=True):
-            axis = axes[i]
-            mine[i] = t if axis is None else t.flatten(axis.dim, axis.dim + 1)
-        own_args, own_kwargs = tree_unflatten([_cast(v, dtype) for v in mine], spec)
-        return call.func(*own_args, **own_kwargs)
-
-    stacks, places = zip(*moving.values(), strict=True)
+        axes = _row_axes(trace, call, values, rows)
+    alone = _Alone(trace, call, values, spec, axes, rows)
+    lifted = [_lifted(trace, values[i], axis, rows) for i, axis in axes.items()]
     try:
-        dtype = _autocast_type(call)
-        with warnings.catch_warnings():
-            # Where vmap has no rule either it loops, and says so: correct, if slow.
-            warnings.filterwarnings("ignore", "There is a performance drop")
-            run = torch.vmap(one_sample, in_dims=places, randomness="different")
-            out = run(*stacks, dtype=dtype)
-        first = next(axis for axis in axes.values() if axis is not None)
-        return tree_map(
-            lambda t, whole: _joined(trace, t, whole, first, numbered), out, call.value
-        )
+        out = alone.run(lifted)
     except Exception as error:
         if trace.again:
             raise  # a checkpoint stops when it has computed what it needs
         problem = f"{_name(call)!r} has no rule ({error})"
         raise trace.lost(problem, *call.derived) from error
+    if call.is_due and not call.in_place:
+        alone.compare_elsewhere([t.shape for t, _ in lifted])
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Alone:
+    """An operation that is run for each sample, or for each row of a known sample.
+
+    Attributes:
+        trace: Knows where the weights come from.
+        call: The operation.
+        values: Its arguments, one after the other.
+        spec: How they are nested.
+        axes: Which of them differ from sample to sample, and where; None for weights.
+        rows: The sample of each row, if they are known by number alone.
+    """
+
+    trace: Trace
+    call: Call
+    values: list[Value]
+    spec: Value
+    axes: dict[int, Axis | None]
+    rows: Labels | None
+
+    def run(self, lifted: list[tuple[Tensor, int]]) -> Value:
+        """The results of all samples, put together as those of the batch."""
+        stacks, places = zip(*lifted, strict=True)
+        dtype = _autocast_type(self.call)
+
+        def one_sample(*own: Tensor) -> Value:
+            mine = list(self.values)
+            for (i, axis), t in zip(self.axes.items(), own, strict=True):
+                mine[i] = t if axis is None else t.flatten(axis.dim, axis.dim + 1)
+            args, kwargs = tree_unflatten([_cast(v, dtype) for v in mine], self.spec)
+            return self.call.func(*args, **kwargs)
+
+        with warnings.catch_warnings():
+            # Where vmap has no rule either it loops, and says so: correct, if slow.
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            out = torch.vmap(one_sample, places, randomness="different")(*stacks)
+        first = next(axis for axis in self.axes.values() if axis is not None)
+        return tree_map(
+            lambda t, whole: _joined(self.trace, t, whole, first, self.rows),
+            *(out, self.call.value),
+        )
+
+    @torch.no_grad()
+    def compare_elsewhere(self, shapes: list[torch.Size]) -> None:
+        """Compare with the operation itself where all numbers are different.
+
+        Those of a new model need not be: a projection may start at zero.
+        """
+        other = [
+            _shifted(v) if i in self.axes else v for i, v in enumerate(self.values)
+        ]
+        lifted = [
+            (other[i].expand(shape), 0)
+            if axis is None
+            else (axis.split(other[i]), axis.dim + 1)
+            for (i, axis), shape in zip(self.axes.items(), shapes, strict=True)
+        ]
+        args, kwargs = tree_unflatten(other, self.spec)
+        sources = generators(self.call)
+        try:
+            with drawn_again(sources, [get() for get, _ in sources]):
+                twins = tensors(self.run(lifted))
+            pairs = zip(twins, tensors(self.call.func(*args, **kwargs)), strict=True)
+        except Exception:  # noqa: BLE001 (numbers it does not take)
+            return
+        for twin, value in pairs:
+            if value.is_floating_point() or value.is_complex():
+                compare(self.trace, self.call, twin, value)
+
+
+def _shifted(t: Tensor) -> Tensor:
+    if not t.is_floating_point():
+        return t
+    ramp = torch.arange(t.numel(), device=t.device, dtype=torch.float32)
+    golden = (ramp * 0.618034) % 1
+    return t.detach() + golden.view(t.shape).to(t.dtype)
 
 
 def _axes(trace: Trace, call: Call, values: list[Value]) -> dict[int, Axis | None]:

@@ -42,15 +42,16 @@ def recording(rule: Rule) -> Rule:
     def run(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
         if call.in_place:
             return _written(rule, trace, call, *args, **kwargs)
-        generators = _generators(call)
-        start = [get() for get, _ in generators]
+        call.is_due = _is_due(trace, call)
+        sources = generators(call)
+        start = [get() for get, _ in sources]
         flat, spec = tree_flatten(call.plain())
         needed = [isinstance(t, Tensor) and t.requires_grad for t in flat]
         values = [own(t) if isinstance(t, Tensor) else t for t in flat]
         call.value = tree_unflatten(values, spec)
         if not any(needed):
             return call.value
-        with _drawn_again(generators, start):
+        with drawn_again(sources, start):
             twins, _ = tree_flatten(rule(trace, call, *args, **kwargs))
         if len(twins) != len(values):
             raise _refusal(trace, call, "has other results")
@@ -66,16 +67,17 @@ def _written(
     rule: Rule, trace: Trace, call: Call, *args: Value, **kwargs: Value
 ) -> Value:
     """The same where an operation writes to its first argument."""
-    generators, target = _generators(call), call.args[0]
-    start = [get() for get, _ in generators]
+    call.is_due = _is_due(trace, call)
+    sources, target = generators(call), call.args[0]
+    start = [get() for get, _ in sources]
     copy = target.detach().clone()
     replace(call, args=(copy, *call.args[1:])).plain()
     call.value = copy.detach()
-    with _drawn_again(generators, start):
+    with drawn_again(sources, start):
         if not copy.requires_grad:
             return call.func(*call.args, **call.kwargs)
         out = rule(trace, call, *args, **kwargs)
-    _compare(trace, call, target, call.value)
+    compare(trace, call, target, call.value)
     # Not seen by autograd, which may have saved the result: these are its numbers.
     target.data.copy_(call.value)
     return out
@@ -87,7 +89,7 @@ def _valued(trace: Trace, call: Call, twin: Value, value: Tensor) -> Tensor:
         raise _refusal(trace, call, "has other shapes")
     if not twin.requires_grad:
         raise _refusal(trace, call, "has no gradient")
-    _compare(trace, call, twin, value)
+    compare(trace, call, twin, value)
     out: Tensor = apply(_Valued, twin, [value])
     if trace.knows(twin):
         trace.mark(out, trace.origin(twin))
@@ -105,15 +107,9 @@ class _Valued(Function):
         return delta.to(ctx.dtype), None
 
 
-def _compare(trace: Trace, call: Call, twin: Tensor, value: Tensor) -> None:
-    """Raise if the numbers of a twin are not its value's, but for rounding."""
-    if trace.again or not value.numel():
-        return
-    site = (*_site(trace, call), value.shape)
-    if site not in trace.compared and len(trace.compared) == MOST_SITES:
-        trace.compared.clear()
-    count = trace.compared[site] = trace.compared.get(site, -1) + 1
-    if count % EVERY:
+def compare(trace: Trace, call: Call, twin: Tensor, value: Tensor) -> None:
+    """Raise if it is due and a twin has other numbers than rounding explains."""
+    if not call.is_due or not value.numel():
         return
     # Sums of n products in another order differ by √n roundings, and by more of the
     # result where they cancel. What is not the same operation differs by all of it.
@@ -134,8 +130,18 @@ def _differ(twin: Tensor, value: Tensor, allowed: float) -> Tensor:
     return ~(same | (twin.isnan() & value.isnan())).all()
 
 
+def _is_due(trace: Trace, call: Call) -> bool:
+    """Whether an operation meets these weights and shapes for the first time, or so."""
+    if trace.again:
+        return False
+    site = _site(trace, call)
+    if site not in trace.compared and len(trace.compared) == MOST_SITES:
+        trace.compared.clear()
+    count = trace.compared[site] = trace.compared.get(site, -1) + 1
+    return count % EVERY == 0
+
+
 def _site(trace: Trace, call: Call) -> tuple[Hashable, ...]:
-    """What operation meets which weights, and in what shapes."""
     values = (*call.args, *call.kwargs.values())
     plain = (v for v in values if isinstance(v, bool | int | float | str | None))
     shapes = ((t.shape, t.dtype) for t in tensors(values))
@@ -151,7 +157,7 @@ def _refusal(trace: Trace, call: Call, what: str) -> RuntimeError:
     )
 
 
-def _generators(call: Call) -> list[Generator]:
+def generators(call: Call) -> list[Generator]:
     """The random generators that an operation may draw from."""
     device = (*call.batched, *call.derived)[0].device
     found: list[Generator] = [(torch.get_rng_state, torch.set_rng_state)]
@@ -168,13 +174,13 @@ def _generators(call: Call) -> list[Generator]:
 
 
 @contextmanager
-def _drawn_again(generators: list[Generator], start: list[Tensor]) -> Iterator[None]:
+def drawn_again(sources: list[Generator], start: list[Tensor]) -> Iterator[None]:
     """Inside, numbers are drawn from these states on once more."""
-    end = [get() for get, _ in generators]
-    for (_, put), state in zip(generators, start, strict=True):
+    end = [get() for get, _ in sources]
+    for (_, put), state in zip(sources, start, strict=True):
         put(state)
     try:
         yield
     finally:
-        for (_, put), state in zip(generators, end, strict=True):
+        for (_, put), state in zip(sources, end, strict=True):
             put(state)

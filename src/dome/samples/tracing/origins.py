@@ -83,6 +83,7 @@ class Call:
         derived: Those that are tracked weights, or made of them alone.
         in_place: Whether it writes to its first argument.
         value: What the operation itself returned, where a rule only records.
+        is_due: Whether what such a rule computes is compared with it this time.
     """
 
     func: Callable[..., Value]
@@ -93,6 +94,7 @@ class Call:
     derived: list[Tensor]
     in_place: bool
     value: Value = None
+    is_due: bool = False
 
     def plain(self) -> Value:
         """What the operation returns without a filter, with a graph to be dropped.
