@@ -1,7 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from samples.loop import sum_loss
+from samples.loop import per_sample_loop, sum_loss
 from samples.models import Then, vector
 from torch import nn
 from torch.testing import assert_close
@@ -44,6 +44,8 @@ MIXES = {
     "centred": lambda h: h - h.mean(0),
     "scaled by the batch": lambda h: h / h.std(),
     "maximum": lambda h: h + h.max(0).values,
+    "largest of the others": lambda h: h * h.max(0)[0][:, None],
+    "larger of two": lambda h: torch.max(h, h.flip(0)),
     "softmax": lambda h: h.softmax(0),
     "normalize": lambda h: F.normalize(h, dim=0),
     "layer norm across": lambda h: F.layer_norm(h.T, (B,)).T,
@@ -87,13 +89,83 @@ def test_a_parameter_does_not_meet_mixed_samples(mix):
     source.detach()
 
 
-@pytest.mark.parametrize("name", ["centred", "gather", "pairs", "softmax"])
-def test_mixed_inputs_count_as_well(name):
-    model = model_that(MIXES[name], "before")
+def written_into_a_view(h):
+    out = torch.zeros(B, 4)
+    out.view(-1).copy_(h.flip(0).flatten())
+    return out
+
+
+def exchanged_through_views(h):
+    out = h.clone()
+    out[: B // 2].copy_(h[B // 2 :])
+    return out
+
+
+def joined_with_a_deviation(h):
+    deviation = h.view(2, B // 2, 4).std(0).mean()
+    return torch.cat([h[:, :3], deviation.expand(B, 1)], 1)
+
+
+# Mixes that tear the samples apart before they bring them together.
+TORN = {
+    "groups exchanged": lambda h: h.view(2, B // 2, 4).flip(0).view(B, 4),
+    "groups transposed": lambda h: h.view(2, B // 2, 4).transpose(0, 1).reshape(B, 4),
+    "groups sorted": lambda h: h.view(2, B // 2, 4).sort(0).values.view(B, 4),
+    "groups centred": lambda h: h - h.view(2, B // 2, 4).mean(0).repeat(2, 1),
+    "groups in frequencies": lambda h: torch.fft.fft(
+        h.view(2, B // 2, 4), dim=0
+    ).real.reshape(B, 4),
+    "minibatch deviation": joined_with_a_deviation,
+    "quantile": lambda h: h / h.quantile(0.5),
+    "counted values": lambda h: h / h.histc().max(),
+    "largest of the values": lambda h: h / torch.unique(h).max(),
+    "entries reversed": lambda h: h.flatten().flip(0).view(B, 4),
+    "read as another shape": lambda h: h.T.reshape(B, 4),
+    "written into a view": written_into_a_view,
+    "exchanged through views": exchanged_through_views,
+    "written by out=": lambda h: torch.add(h.flip(0), 0, out=torch.empty_like(h)),
+}
+
+
+@pytest.mark.parametrize("mix", (MIXES | TORN).values(), ids=(MIXES | TORN).keys())
+def test_mixed_inputs_count_as_well(mix):
+    model = model_that(mix, "before")
     source = PerSample(model, Layout(model))
-    with pytest.raises(RuntimeError, match=r"parameter 'layer.weight'.*allow_mixing"):
+    with pytest.raises(RuntimeError, match=r"parameter 'layer.weight'.*microbatch"):
+        model(torch.randn(B, 4))
+    assert torch._C._len_torch_function_stack() == 0
+    source.detach()
+
+
+def in_place(mix):
+    return mix in (TORN["written by out="], TORN["counted values"])
+
+
+@pytest.mark.parametrize(
+    "mix", [m for m in TORN.values() if not in_place(m)], ids=lambda m: m.__name__
+)
+def test_torn_samples_are_not_met_between_parameters(mix):
+    model = model_that(mix, "between")
+    source = PerSample(model, Layout(model))
+    with pytest.raises(RuntimeError, match=r"parameter 'head.weight'.*microbatch"):
         model(torch.randn(B, 4))
     source.detach()
+
+
+def test_samples_written_through_views_stay_where_they_are():
+    def run(m, x):
+        out = torch.zeros(2, len(x), 4)
+        out[0].copy_(x)
+        out.transpose(0, 1)[:, 1].add_(m.layer(x))
+        out.view(-1).mul_(2.0)
+        return m.head(out.transpose(0, 1)).flatten(1)
+
+    model, x = Then(run, layer=nn.Linear(4, 4), head=nn.Linear(4, 3)), torch.randn(B, 4)
+    source = PerSample(model, Layout(model))
+    sum_loss(model(x)).backward()
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [x]))
 
 
 def test_pairs_are_told_with_the_way_out():

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from samples.loop import per_sample_loop, sum_loss
+from samples.models import Then
 from torch import nn
 from torch.testing import assert_close
 
@@ -233,3 +234,18 @@ def test_a_parameter_left_out_may_meet_coupled_samples():
         share = contrastive(zu @ zv.T * model.scale.exp())
         grads = torch.autograd.grad(share, tracked)
         assert_close(rows[b], torch.cat([g.flatten() for g in grads]))
+
+
+def test_a_table_looked_up_at_indices_of_samples_holds_samples():
+    def run(m, ids):
+        found = m.table.index_select(0, ids.view(-1)).view(*ids.shape, -1)
+        return m.layer(m.words(ids) + found)
+
+    model = Then(run, words=nn.Embedding(9, 3), layer=nn.Linear(3, 2))
+    model.register_buffer("table", torch.randn(9, 3))
+    ids = torch.randint(9, (4, 5))
+    source = PerSample(model, Layout(model))
+    sum_loss(model(ids)).backward()
+    rows = source.take()
+    source.detach()
+    assert_close(rows, per_sample_loop(model, [ids]))

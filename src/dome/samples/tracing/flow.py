@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.nested import Value
-from dome.samples.tracing.step import ROLLING, Step, operations
+from dome.samples.tracing.step import ROLLING, SELECTING, Step, operations
 from dome.torch_private import tree_map_only
 
 
@@ -221,6 +221,8 @@ def _reordered(step: Step) -> Axis | None:
     if dims is None:
         return None
     given = dims if isinstance(dims, tuple | list) else (dims,)
+    if step.func in SELECTING and step.x is not step.args[0]:
+        return step.axis.moved(dims % step.out.ndim)  # of a table, at samples' indices
     touched = any(dim % step.x.ndim == step.axis.dim for dim in given)
     return None if touched else step.axis
 

@@ -94,7 +94,8 @@ def follow(step: Step) -> Batched | None:
     if found.place is None and found.mixed is None:
         if step.func in _CREATING:
             return None
-        if step.out.requires_grad:
+        # Also of inputs, which have no gradient: a parameter may meet them later.
+        if step.out.is_floating_point() or step.out.is_complex():
             return Batched(None, hidden=_name(step), doubt=found.doubt)
     return found
 

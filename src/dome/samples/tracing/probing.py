@@ -24,6 +24,8 @@ _COPYING = frozenset(
         *("view_as_complex", "resolve_conj", "requires_grad_", "pin_memory"),
     )
 )
+# Of two tensors these work entry by entry, of one they do not.
+_REDUCING = frozenset(("max", "min"))
 # What treats samples alone does so to the last bit, but for sums in another order.
 _CHANGED = 1e-4
 
@@ -34,6 +36,8 @@ _answers: dict[Hashable, bool] = {}
 def is_pointwise(func: Callable[..., Value]) -> bool:
     """Whether an operation works entry by entry, by torch's own word."""
     name = func.__name__
+    if name in _REDUCING:
+        return False
     return name in _COPYING or torch.Tag.pointwise in _tags(name.rstrip("_"))
 
 

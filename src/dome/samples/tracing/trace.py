@@ -18,18 +18,25 @@ from dome.samples.store.sink import Sink
 from dome.samples.store.wanted import Pass, Wanted
 from dome.samples.tracing.ancestry import ancestors
 from dome.samples.tracing.axis import Axis
+from dome.samples.tracing.flow import is_movement
 from dome.samples.tracing.following import follow, partners, unmoved
 from dome.samples.tracing.inputs import Inputs
 from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.origins import Batched, Call, Derived, Origin, Place
 from dome.samples.tracing.roles import Alignment
 from dome.samples.tracing.step import Step, operations
+from dome.samples.tracing.writing import written_through
 from dome.torch_private import base_of
 
 # Tensors that passes have left behind, below which nobody looks for those that died.
 FEW_LEFT = 1000
 
 _Known = dict[int, tuple[weakref.ref[Tensor], Origin | None]]
+
+
+def writes_values(func: Callable[..., Value]) -> bool:
+    """Whether an operation in place changes numbers, not a shape alone."""
+    return func is Tensor.__setitem__ or not is_movement(func)
 
 
 @cache
@@ -223,19 +230,21 @@ class Trace:
         if not call.batched:
             self._note_derived(call, out)
             return
+        anew = call.in_place or "out" in call.kwargs
         if isinstance(out, Tensor):
             # Most rules have said where their results hold samples.
-            if not call.in_place and self.knows(out):
+            if not anew and self.knows(out):
                 return
             same = unmoved(call, out)
             if same is not None:
+                before = self.origin(out) if anew else None
                 self._known[id(out)] = (weakref.ref(out), same)
-                if call.in_place:
-                    self._note_base(out)
+                if anew:
+                    self._note_base(out, before)
                 return
         results = tensors(out)
-        if call.in_place or not all(map(self.knows, results)):
-            self._note_batched(call, out, results)
+        if anew or not all(map(self.knows, results)):
+            self._note_batched(call, out, results, anew)
 
     def relate(self, call: Call, out: Value) -> None:
         """Note which inputs results depend on, and whether these met one by one."""
@@ -287,13 +296,18 @@ class Trace:
             if t.requires_grad and id(t) not in self._parameters:
                 self.mark(t, origin)
 
-    def _note_batched(self, call: Call, out: Value, results: list[Tensor]) -> None:
+    def _note_batched(
+        self, call: Call, out: Value, results: list[Tensor], anew: bool
+    ) -> None:
         known, before = call.known(), None
         for origin in call.origins:
             if not origin.is_fine:
                 before = origin if before is None else before.joined(origin)
+        # In place, shapes are changed without a number.
+        written = anew and (writes_values(call.func) or not call.in_place)
         for number, t in enumerate(results):
-            if call.in_place or not self.knows(t):
+            earlier = self.origin(t) if written else None
+            if anew or not self.knows(t):
                 found: Batched | None = Batched(None)
                 if known:
                     x, place = cast("tuple[Tensor, Axis]", known[0])
@@ -305,8 +319,8 @@ class Trace:
                 if found is not None and before is not None:
                     found = found.joined(before)
                 self.mark(t, None if found is None else self._counted(found, t))
-            if call.in_place:
-                self._note_base(t)
+            if written:
+                self._note_base(t, earlier)
 
     def _counted(self, origin: Batched, t: Tensor) -> Batched:
         """An origin without the mixing that cannot reach a gradient: of integers."""
@@ -314,14 +328,28 @@ class Trace:
             return origin
         return Batched(origin.place if origin.mixed is None else None)
 
-    def _note_base(self, t: Tensor) -> None:
-        """What a tensor that was written to is a view of, as in ``out[:, t] += h``."""
-        base = base_of(t)
-        if base is not None and not self.knows(base):
-            places = [dim for dim, size in enumerate(base.shape) if size == self.batch]
-            self.mark_axis(
-                base, Axis(places[0], self.batch) if len(places) == 1 else None
-            )
+    def _note_base(self, t: Tensor, before: Origin | None) -> None:
+        """What a tensor that was written to is a view of, as in ``out[:, t] += h``.
+
+        Args:
+            t: The view.
+            before: What was known of it before.
+        """
+        base, after = base_of(t), self.origin(t)
+        if base is None or not isinstance(after, Batched):
+            return
+        same = isinstance(before, Batched) and before.place == after.place
+        if same and after.is_fine and after.place is not None:
+            return
+        origin = self.origin(base) if self.knows(base) else None
+        place = origin.place if isinstance(origin, Batched) else None
+        if after.place is None or (place is None and isinstance(origin, Batched)):
+            found = Batched(place, hidden=None if after.place else "a write to a view")
+        else:
+            found = Batched(*written_through(t, after.place, base, place))
+        if isinstance(origin, Batched):
+            found = found.joined(origin)
+        self.mark(base, self._counted(found.joined(after), base))
 
     def sort(
         self, values: Sequence[Value]
@@ -334,7 +362,8 @@ class Trace:
             origin = self.origin(t)
             if isinstance(origin, Batched):
                 # Integers of no known place are coordinates and counts: constants.
-                if origin.place is not None or self.strict or t.is_floating_point():
+                real = t.is_floating_point() or t.is_complex()
+                if origin.place is not None or self.strict or real:
                     batched.append(t)
                     origins.append(origin)
             elif origin is not None:
