@@ -24,6 +24,7 @@ from dome_lab.cli.screen import (
 from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
+    from dome_lab.paper.cost import TimeLeft
     from dome_lab.paper.figures import FigureModule
     from dome_lab.paper.reproduce import Conclusion, Plan
 
@@ -180,26 +181,21 @@ def _prepare(plan: Plan, scale: str, num_workers: int, *, yes: bool) -> None:
     with console.status("Reading the samples ...") as status:
         for samples in read_samples(plan):
             status.update(f"Reading the samples ... {samples} is there.")
-    if long:
-        _predict(plan, num_workers)
-        if not (yes or typer.confirm("Start?")):
-            raise UserError("not started")
+    seconds = _time_left(plan, num_workers).seconds
+    console.print(
+        f"{len(plan.missing)} runs, {num_workers} at a time: about "
+        f"{duration(seconds)}, corrected as epochs end."
+    )
+    if long and not yes and not typer.confirm("Start?"):
+        raise UserError("not started")
 
 
-def _predict(plan: Plan, num_workers: int) -> None:
-    from dome_lab.cli.progress import simple_bar
-    from dome_lab.paper.cost import kind_of
-    from dome_lab.paper.reproduce import predict_costs
-    from dome_lab.report.claims_text import cost_table
+def _time_left(plan: Plan, num_workers: int) -> TimeLeft:
+    from dome_lab.paper.cost import TimeLeft
 
-    kinds = {kind_of(job.key) for job in plan.missing}
-    predictions = {}
-    with simple_bar() as bar:
-        task = bar.add_task("timing a few steps", total=len(kinds))
-        for kind, prediction in predict_costs(plan):
-            predictions[kind] = prediction
-            bar.update(task, advance=1)
-    console.print(cost_table(plan.missing, predictions, num_workers))
+    time_left = TimeLeft([job.key for job in plan.missing], num_workers)
+    time_left.learn_from(plan.found)
+    return time_left
 
 
 def _has_terminal() -> bool:
@@ -209,7 +205,6 @@ def _has_terminal() -> bool:
 def _compute(plan: Plan, num_workers: int) -> list[Conclusion]:
     """Compute what is missing; draw each figure as soon as it has all its runs."""
     from dome_lab.cli.progress import followed
-    from dome_lab.paper.cost import TimeLeft
     from dome_lab.paper.reproduce import compute, conclude
 
     waiting = list(plan.figures)
@@ -222,12 +217,7 @@ def _compute(plan: Plan, num_workers: int) -> list[Conclusion]:
             console.print(f"{figure.name}: {done[-1].pictures[0]}", soft_wrap=True)
 
     if plan.missing:
-        time_left = TimeLeft([job.key for job in plan.missing], num_workers)
-        time_left.learn_from(plan.found)
-        console.print(
-            f"{len(plan.missing)} runs, {num_workers} at a time: about "
-            f"{duration(time_left.seconds)}, corrected as epochs end."
-        )
+        time_left = _time_left(plan, num_workers)
         for event in followed(compute(plan, num_workers), time_left):
             if event.stored:
                 draw_ready()

@@ -1,22 +1,11 @@
 """What runs cost: how much time is left, and how much a plan would take."""
 
-import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 
-import dome
-from dome_lab.paper.models import MODELS
-from dome_lab.paper.outliers import CURVATURE_SAMPLES
 from dome_lab.paper.rows import TRAINING, Key, Row, seconds_of
 from dome_lab.paper.run import Run
-from dome_lab.paper.train import compute_run, load_run_task
-
-NUM_TIMED_STEPS = 5
-TIMED_SECONDS = 2.0  # stop timing after so long, but not before the second step
-TIMED_BATCH = 32  # at most: the time of larger ones is proportional to their size
 
 # Fitted to the rows in docs/results/cpu, one core of two: seconds of a sample without
 # the filter, and how much larger a model's filter is than ResNet-8's. ResNet-18 from
@@ -151,81 +140,6 @@ class TimeLeft:
         expected = sum(now.share * self._expected(kind) for kind, now in seen.items())
         taken = sum(now.seconds for now in seen.values())
         return taken / expected if expected > 0 and taken > 0 else 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What one run would take in one process.
-
-    Attributes:
-        seconds: Of training, without evaluation; NaN if it does not fit into memory.
-        memory: Bytes beside the model and its activations.
-    """
-
-    seconds: float
-    memory: int
-
-
-class _Enough(Exception):  # noqa: N818 - not an error
-    """Stops a run that is only timed."""
-
-
-def predict(run: Run) -> Prediction:
-    """Time a few real steps on few samples, and a piece of the filter's update."""
-    task = load_run_task(run)
-    update, memory = 0.0, 0
-    if run.removes == "hessian":
-        update = _eigenvector_seconds(run, len(task.train_x)) / run.update_every
-    elif run.rank is not None:
-        rank = run.rank + run.oversample
-        plan = dome.plan(MODELS[run.model](task), rank, run.batch_size)
-        choice = next(c for c in plan.choices if c.layout == run.layout)
-        update, memory = choice.seconds / run.update_every, choice.memory
-        if not choice.fits:
-            return Prediction(math.nan, memory)
-    num_steps = len(task.train_x) // run.batch_size * run.epochs
-    step = run.batch_size * _sample_seconds(_small(run)) + update
-    return Prediction(num_steps * step, memory)
-
-
-def _eigenvector_seconds(run: Run, num_train: int) -> float:
-    """What the Hessian's leading eigenvectors take once, roughly."""
-    samples = min(CURVATURE_SAMPLES, num_train)
-    # About four products a vector, each of about two gradients.
-    return 8 * (run.rank or 0) * samples * _sample_seconds(_small(run))
-
-
-def _small(run: Run) -> Run:
-    """A run that takes as long for a sample, without the update of a large basis."""
-    return Run(
-        task=run.task,
-        model=run.model,
-        seed=0,
-        batch_size=min(run.batch_size, TIMED_BATCH),
-        epochs=1,
-        num_train=run.num_train,
-        num_test=run.num_test,
-        num_classes=run.num_classes,
-        rank=None if run.rank is None or run.removes == "hessian" else 1,
-    )
-
-
-@cache
-def _sample_seconds(run: Run) -> float:
-    times = [time.perf_counter()]
-
-    def tell(*_: int) -> None:
-        times.append(time.perf_counter())
-        late = len(times) > 2 and times[-1] - times[1] > TIMED_SECONDS
-        if len(times) > 1 + NUM_TIMED_STEPS or late:
-            raise _Enough
-
-    with suppress(_Enough):
-        next(compute_run(run, tell))
-    # The first step is slow to start, and the samples are loaded before it.
-    first = 1 if len(times) > 2 else 0
-    step = (times[-1] - times[first]) / (len(times) - 1 - first)
-    return step / run.batch_size
 
 
 def share_of_row(key: Key) -> float:

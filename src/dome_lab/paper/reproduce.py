@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from dome_lab.paper.claims import Claim, not_evidence, write_claims
-from dome_lab.paper.cost import Prediction, kind_of, predict
 from dome_lab.paper.device import device_name
 from dome_lab.paper.figures import FigureModule, short_name
 from dome_lab.paper.jobs import Event, Job, compute_jobs
@@ -242,18 +241,6 @@ def read_samples(plan: Plan) -> Iterator[Samples]:
             yield done
 
 
-def predict_costs(plan: Plan) -> Iterator[tuple[Key, Prediction]]:
-    """Time a few steps of each kind of missing run, one after the other.
-
-    Yields:
-        A kind (see ``cost.kind_of``) and what one run of it would take.
-    """
-    kinds = list(dict.fromkeys(kind_of(job.key) for job in plan.missing))
-    for kind, prediction in run_all(_predictions, kinds, num_workers=1):
-        if isinstance(prediction, Prediction):
-            yield kind, prediction
-
-
 def compute(plan: Plan, num_workers: int) -> Iterator[Event]:
     """Compute the missing runs, and store each when it is over.
 
@@ -357,7 +344,3 @@ def _facts(figure: PlannedFigure) -> dict[str, object]:
 
 def _num_samples(samples: Samples) -> Iterator[int]:
     yield len(load_run_task(samples.run).train_x)
-
-
-def _predictions(kind: Key) -> Iterator[Prediction]:
-    yield predict(kind[1])

@@ -1,6 +1,5 @@
 """Figures and verdicts on screen."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -8,11 +7,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from dome.planning.units import size
 from dome_lab.paper.claims import FAILS, HOLDS, NOT_EVIDENCE, UNDECIDED, Claim
-from dome_lab.paper.cost import Prediction, kind_of
-from dome_lab.paper.jobs import Job
-from dome_lab.paper.rows import Key
 
 COLOURS = {HOLDS: "green", FAILS: "red", UNDECIDED: "yellow", NOT_EVIDENCE: "dim"}
 # What claims.py calls the ends of a number's interval, and what it is a change of.
@@ -74,32 +69,6 @@ def numbers(claim: Claim) -> str:
             text += f" ({given[name + BEFORE]:.3g} to {given[name + AFTER]:.3g})"
         parts.append(text)
     return "; ".join(parts) or claim.explanation
-
-
-def cost_table(
-    jobs: Sequence[Job], predictions: Mapping[Key, Prediction], num_workers: int
-) -> Table:
-    """What the runs of each figure would take on this machine."""
-    table = _table("figure", title="Predicted from a few steps on this machine")
-    for heading in ("runs", "hours"):
-        table.add_column(heading, justify="right")
-    table.add_column("memory a run", justify="right")
-    costs = {job: predictions[kind_of(job.key)] for job in jobs}
-    for figure in dict.fromkeys(job.figure for job in jobs):
-        mine = [cost for job, cost in costs.items() if job.figure == figure]
-        table.add_row(figure, *_cells(mine, num_workers))
-    table.add_row("together", *_cells(list(costs.values()), num_workers))
-    return table
-
-
-def _cells(costs: Sequence[Prediction], num_workers: int) -> tuple[str, str, str]:
-    seconds = sum(c.seconds for c in costs if math.isfinite(c.seconds)) / num_workers
-    too_large = sum(not math.isfinite(cost.seconds) for cost in costs)
-    hours = f"{seconds / HOUR:,.1f}"
-    if too_large:
-        hours += f", and {too_large} runs that do not fit into memory"
-    memory = max(cost.memory for cost in costs)
-    return str(len(costs)), hours, size(memory)
 
 
 def _table(*headings: str, title: str | None = None) -> Table:

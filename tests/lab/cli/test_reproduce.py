@@ -98,14 +98,14 @@ def test_the_papers_scale_shows_what_it_would_take(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "read_samples", lambda plan: ())
     refused = run("fig90", "--scale", "paper", "--out", tmp_path, input="n\n")
     assert refused.exit_code == 2
-    assert "hours" in refused.output
+    assert "corrected as epochs end" in refused.output
     assert "not started" in refused.output
     assert not list((tmp_path / "paper").glob("*.jsonl"))
     accepted = run(
         "fig90", "--scale", "paper", "--out", tmp_path, "--yes", "--processes", 1
     )
     assert accepted.exit_code == 0
-    assert "hours" in accepted.output
+    assert "corrected as epochs end" in accepted.output
     assert list((tmp_path / "paper").glob("*.jsonl"))
 
 

@@ -1,15 +1,12 @@
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dome_lab.paper import cost
 from dome_lab.paper.cost import (
     TimeLeft,
     guessed_seconds,
     kind_of,
-    predict,
     share_of_row,
 )
 from dome_lab.paper.rows import read_runs
@@ -129,27 +126,3 @@ def test_seeds_and_learning_rates_are_of_one_kind_and_ranks_are_not():
     assert kind_of(key) == kind_of(other)
     assert kind_of(key) != kind_of(keys(0, rank=3)[0])
     assert kind_of(("spectrum", RUN)) != kind_of(key)
-
-
-def test_prediction_counts_all_steps_of_all_epochs():
-    run = replace(RUN, num_train=320, num_test=10, rank=3)
-    few, many = predict(run), predict(replace(run, epochs=400))
-    # Timed twice on a machine that may be busy: the factor is 100.
-    assert 10 < many.seconds / few.seconds < 1000
-    assert few.memory > 4 * 78_000 * (32 + 3)
-
-
-def test_prediction_counts_the_hessians_eigenvectors():
-    run = replace(RUN, num_train=320, num_test=10, rank=3, removes="hessian")
-    seldom, often = predict(replace(run, update_every=10_000)), predict(run)
-    # About 24 products of two gradients of all samples, against one batch of 32.
-    assert often.seconds > 10 * seldom.seconds
-    assert often.memory == 0
-
-
-def test_prediction_of_a_run_too_large_for_the_memory_does_not_start_it(monkeypatch):
-    monkeypatch.setattr("dome.planning.training.available_memory", lambda device: 1000)
-    monkeypatch.setattr(cost, "compute_run", None)
-    prediction = predict(replace(RUN, num_train=64, rank=3))
-    assert math.isnan(prediction.seconds)
-    assert prediction.memory > 1000

@@ -18,7 +18,6 @@ from dome_lab.paper.reproduce import (
     compute,
     conclude,
     make_plan,
-    predict_costs,
     read_samples,
 )
 from dome_lab.paper.rows import append_run, read_rows
@@ -196,13 +195,6 @@ def test_samples_are_checked_before_anything_is_computed(tmp_path):
 def test_samples_are_read_once_for_all_their_runs(tmp_path):
     plan = make_plan(TINY, "smoke", tmp_path)
     assert [str(samples) for samples in read_samples(plan)] == ["digits"]
-
-
-def test_costs_are_predicted_for_each_kind_of_run(tmp_path):
-    plan = make_plan(TINY, "smoke", tmp_path)
-    predictions = dict(predict_costs(plan))
-    assert sorted(str(run.rank) for _, run in predictions) == ["2", "None"]
-    assert all(p.seconds > 0 for p in predictions.values())
 
 
 @pytest.mark.parametrize("limit", [1, {"smoke": 1}])

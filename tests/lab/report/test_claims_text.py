@@ -1,16 +1,10 @@
 import io
-import math
 
 from rich.console import Console
 
 from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED, Claim
-from dome_lab.paper.cost import Prediction, kind_of
-from dome_lab.paper.jobs import Job
-from dome_lab.paper.run import Run
-from dome_lab.paper.train import compute_run
 from dome_lab.report.claims_text import (
     claims_table,
-    cost_table,
     figure_table,
     numbers,
     summary,
@@ -56,20 +50,3 @@ def test_summary_counts_verdicts():
 def test_figures_are_listed_with_their_runs():
     text = shown(figure_table({"fig03": "A caption."}, ["cpu"], {"fig03": ["24"]}))
     assert text.split()[-4:] == ["fig03", "A", "caption.", "24"]
-
-
-def test_predicted_hours_are_divided_among_processes():
-    run = Run(task="mnist", model="resnet8", seed=0, batch_size=8, epochs=1)
-    jobs = [Job("fig03_x", run, compute_run)]
-    hours = {kind_of(job.key): Prediction(36_000.0, 2**31) for job in jobs}
-    lines = shown(cost_table(jobs, hours, num_workers=2)).splitlines()
-    assert [line.split() for line in lines if line.strip()][-1] == [
-        *("together", "1", "5.0", "2.15", "GB")
-    ]
-
-
-def test_runs_too_large_for_the_memory_are_named():
-    run = Run(task="mnist", model="resnet8", seed=0, batch_size=8, epochs=1)
-    jobs = [Job("fig02_x", run, compute_run)]
-    hours = {kind_of(job.key): Prediction(math.nan, 2**34) for job in jobs}
-    assert "do not fit" in " ".join(shown(cost_table(jobs, hours, 1)).split())
