@@ -35,7 +35,7 @@ class Verdict:
         error: Largest deviation of a row, over the parameter's largest entry.
         dtype: The type whose roundings explain the error: float32 where torch has no
             float64 kernel, or where the model itself computes in float32.
-        reason: Of a refusal, or where it is wrong.
+        reason: Why it is refused as it is, or with every option; where it is wrong.
     """
 
     library: str
@@ -59,7 +59,7 @@ OPTIONS: dict[str, Changes] = {
 @patch("torch.seed", lambda: 0)  # where Reformer takes the seeds of its layers from
 def judge(library: str, name: str, make: Callable[[], Case]) -> Verdict:
     """What a filter does to one model, as it is and with its batch norms frozen."""
-    refusal = ""
+    refusals: list[str] = []
     for option, changes in OPTIONS.items():
 
         def again(changes: Changes = changes) -> Case:
@@ -73,15 +73,15 @@ def judge(library: str, name: str, make: Callable[[], Case]) -> Verdict:
             forward = "identical" if _is_identical(again()) else "differs"
             error, where = max(_in_training(again(), dtype), _alone(again(), dtype))
         except (RuntimeError, ValueError) as problem:
-            refusal = refusal or str(problem)
+            refusals.append(str(problem))
             continue
         if error > TOLERANCE[dtype] and _computes_in_float32(again()):
             dtype = torch.float32
         exact = error <= TOLERANCE[dtype]
         result = f"exact{option}" if exact else "wrong"
-        reason = refusal if exact else where
+        reason = where if not exact else refusals[0] if refusals else ""
         return Verdict(library, name, forward, result, error, _plain(dtype), reason)
-    return Verdict(library, name, forward, "refused", reason=refusal)
+    return Verdict(library, name, forward, "refused", reason=refusals[-1])
 
 
 def _plain(dtype: torch.dtype) -> str:

@@ -1,4 +1,5 @@
 import importlib
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -20,13 +21,18 @@ SOME = {
         "XLNet",
     ],
     "vision-language models": [
-        *("Llava, one image", "SmolVLM, two images", "Qwen2VL, one image"),
+        *("Llava, one image", "SmolVLM, two images", "Qwen2VL, two images"),
+        "Gemma3, two images",  # whose images are zeros to its sentences at the start
     ],
     "other Transformers": [
         *("DeBERTa", "Longformer", "LongT5", "Swin", "ResNet", "wav2vec 2.0"),
         *("Switch Transformers", "ViLT"),
     ],
     "PEFT": ["DoRA", "BOFT", "prefix tuning"],
+}
+RESULTS = {
+    *("exact", "exact with `.eval()` on its batch norms", "exact with `samples_in`"),
+    *("refused", "not tried"),
 }
 
 
@@ -68,6 +74,22 @@ def test_models_of_other_libraries_do_what_the_page_says(zoo, library, name):
 
 def test_the_page_is_made_of_the_rows(table):
     assert table.page(table.PAGE.read_text(), table.read()) == table.PAGE.read_text()
+
+
+def test_no_model_is_changed_by_a_filter_and_none_has_wrong_rows(table):
+    rows = table.read()
+    assert {row["result"] for row in rows} <= RESULTS
+    assert {row["forward"] for row in rows} <= {"identical", ""}
+    for row in rows:
+        compared = row["result"].startswith("exact")
+        assert (row["error"] is not None) == compared, row
+        assert compared <= bool(row["forward"]), row
+
+
+def test_what_is_refused_is_named(table):
+    for row in table.read():
+        if row["result"] == "refused" or " with " in row["result"]:
+            assert re.search(r"(parameter|layer|input) '[\w.]+'", row["reason"]), row
 
 
 def test_every_causal_model_of_the_auto_class_has_a_row(zoo):

@@ -208,7 +208,8 @@ class Trace:
         return RuntimeError(
             f"cannot tell the {self.batch} samples apart where parameter "
             f"{self.name(*weights)!r} is used: {problem}. If the batch is not the "
-            "first dimension of the model's input, pass batch_dim=...; otherwise use "
+            "first dimension of the model's input, pass batch_dim=...; if more inputs "
+            "hold samples, name them all: samples_in=(...); otherwise use "
             'samples="microbatch"'
         )
 
