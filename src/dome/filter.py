@@ -219,7 +219,10 @@ class GradientFilter(Hooked):
 
         Across workers, gradients are averaged again as without a filter.
         """
-        self._world.detach()
+        # Once: another filter may have been attached to the model since.
+        attached, self._world.attached = self._world.attached, ()
+        for part in attached:
+            part.detach()
         super().detach()
 
     @property
@@ -269,7 +272,7 @@ class GradientFilter(Hooked):
     def _state(self, only: int | None, *, whole: bool) -> dict[str, Tensor]:
         # A synchronisation of workers forgets the last update.
         self._stats = self._stats or self._collected()
-        own = self._world.state(whole=whole, only=only)
+        own = self._world.state(whole, only)
         if own is None:
             return {}
         state = states.shapes_of(self._layout) | own

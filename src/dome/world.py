@@ -5,7 +5,7 @@ Algorithm 1; wherever workers have to send something, it calls its world. ``Alon
 the world of one process. The others are in ``dome.distributed``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -23,11 +23,17 @@ Samples = Tensor | FactorBatch
 State = dict[str, Tensor]
 
 
+class Attached(Protocol):
+    """Something with hooks on a model."""
+
+    def detach(self) -> None:
+        """Remove every hook."""
+
+
 class World(Protocol):
     """This process among its workers, and what each of them holds.
 
-    Workers call every method together, in the same order, but for ``stats`` and
-    ``detach``.
+    Workers call every method but ``stats`` together, in the same order.
 
     Attributes:
         layout: The parameters that are filtered.
@@ -35,6 +41,7 @@ class World(Protocol):
         source: This worker's own samples.
         tracker: The part of the basis that is held here.
         masks: Which entries of ``.grad`` are held at zero.
+        attached: What is detached at the end.
     """
 
     layout: Layout
@@ -42,6 +49,7 @@ class World(Protocol):
     source: SampleSource
     tracker: Blockwise
     masks: Masks
+    attached: Sequence[Attached]
 
     def meet(self, step: int, own: Samples | None) -> tuple[Samples | None, float]:
         """Begin a step: exchange samples.
@@ -79,8 +87,8 @@ class World(Protocol):
     def stats(self, base: FilterStats) -> FilterStats:
         """The record of a step, with what was sent."""
 
-    def state(self, *, whole: bool, only: int | None) -> State | None:
-        """The state of the trackers; None on workers that do not receive it.
+    def state(self, whole: bool, only: int | None) -> State | None:
+        """The state of trackers and masks; None on workers that do not receive it.
 
         Args:
             whole: As in one process; else it may be split over workers.
@@ -89,9 +97,6 @@ class World(Protocol):
 
     def held(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The part of a whole or split state that is held here."""
-
-    def detach(self) -> None:
-        """Remove every hook from the model."""
 
 
 class Alone:
@@ -117,6 +122,7 @@ class Alone:
         self.tracker = make_tracker(layout, options)
         self.source = options.source_for(model, layout, use)
         self.masks = Masks(layout)
+        self.attached: Sequence[Attached] = (self.source, self.masks)
 
     def meet(self, step: int, own: Samples | None) -> tuple[Samples | None, float]:
         """The samples of this process are all there are."""
@@ -147,8 +153,8 @@ class Alone:
         """As it is."""
         return base
 
-    def state(self, *, whole: bool, only: int | None) -> State | None:
-        """The state of the trackers."""
+    def state(self, whole: bool, only: int | None) -> State | None:
+        """The state of trackers and masks."""
         del whole, only
         return self.tracker.state_dict() | self.masks.state_dict()
 
@@ -156,33 +162,32 @@ class Alone:
         """All of it."""
         return state
 
-    def detach(self) -> None:
-        """Remove every hook from the model."""
-        self.source.detach()
-        self.masks.detach()
+
+Where = tuple[slice, dict[str, Any]]
 
 
-class Place(Protocol):
-    """Finds what is held here of a block."""
-
-    def __call__(self, block: Block) -> tuple[slice, dict[str, Any]]:
-        """Its columns among those held here; ``shard`` or ``total`` for its tracker."""
-
-
-def everything(block: Block) -> tuple[slice, dict[str, Any]]:
+def everything(block: Block) -> Where:
     """A block whose columns are all held here."""
     return slice(block.start, block.stop), {}
 
 
+def all_of(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """A state that a worker holds as it is: trackers take their rows themselves."""
+    return state
+
+
 def make_tracker(
-    layout: Layout, options: FilterOptions, place: Place = everything
+    layout: Layout,
+    options: FilterOptions,
+    place: Callable[[Block], Where] = everything,
 ) -> Blockwise:
     """A tracker for each block that is filtered.
 
     Args:
         layout: The parameters and their blocks.
         options: Which trackers, and with what ranks.
-        place: Finds the columns of a block.
+        place: Finds the columns of a block among those held here; with what makes its
+            tracker one of several: ``shard`` or ``total``.
     """
     ranks = ranks_of(layout.blocks, options.rank)
     columns: list[slice] = []

@@ -500,6 +500,35 @@ def a_whole_state_goes_on_in_one_process_and_back(place):
 
 
 @check
+def a_layer_of_one_thin_weight_gets_its_state_back(place):
+    options = {"direction_rank": 1, "rank": 3, "layout": "layerwise"}
+    model, optimizer, grad_filter = start(place, **options)
+    for x, y in data(2):
+        step(model, optimizer, mine(place, x), mine(place, y))
+    assert len(grad_filter.trackers["first"].state_dict()["plain"]) == 0
+    whole = grad_filter.full_state_dict()
+    grad_filter.load_state_dict(grad_filter.state_dict())
+    again = grad_filter.full_state_dict()
+    assert all(torch.equal(again[name], value) for name, value in whole.items())
+    with pytest.raises(ValueError, match="call full_state_dict"):
+        grad_filter.state_dict(only=0)
+    grad_filter.detach()
+
+
+@check
+def what_fully_shard_cannot_capture_is_refused_by_name(place):
+    _, _, grad_filter = start(place)
+    x, _ = next(data(1))
+    with pytest.raises(RuntimeError, match=r"watch\(\) is for captured samples"):
+        grad_filter.watch(x)
+    with pytest.raises(RuntimeError, match=r"paused\(\) is for captured samples"):
+        grad_filter.paused()
+    with pytest.raises(RuntimeError, match=r"expect_backward\(\) is for captured"):
+        grad_filter.expect_backward(x.sum())
+    grad_filter.detach()
+
+
+@check
 def a_state_of_another_model_or_rank_is_refused(place):
     _, _, grad_filter = start(place)
     state = grad_filter.state_dict()

@@ -12,21 +12,28 @@ so that split ones would have to be gathered at every update, as many bytes agai
 the sums take, to save a few per cent of the model's memory.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dome.diagnostics import FilterStats
 from dome.distributed.handshake import Handshake, shake_hands
 from dome.distributed.local import LocalGradients
 from dome.distributed.workers import Workers
 from dome.masks import Masks, is_zero
 from dome.numerics.factors import FactorBatch
+from dome.numerics.shard import alone
 from dome.options import FilterOptions
 from dome.parameters import Block, Layout
-from dome.world import Samples, State, make_tracker, pass_through
+from dome.world import (
+    Attached,
+    Samples,
+    State,
+    all_of,
+    make_tracker,
+    pass_through,
+)
 
 
 class CopiedDirections:
@@ -56,15 +63,15 @@ class CopiedDirections:
         self.source = options.source_for(model.module, layout)
         self.masks = Masks(layout)
         self._local = LocalGradients(model, workers, layout)
+        self.attached: Sequence[Attached] = (self.source, self.masks, self._local)
+        self.total, self.stats, self.held = alone, workers.traffic.stats, all_of
 
     def meet(self, step: int, own: Samples | None) -> tuple[Samples | None, float]:
         """This worker's samples, none of them if only others have some."""
         self._local.begin_step()
         own = FactorBatch(0, {}) if own is None else own
-        mine = Handshake(step, len(own), masked=self.masks.has_news())
-        everyone = shake_hands(self._workers, mine, self.layout)
-        if any(other.masked for other in everyone):
-            self.masks.share(self._workers.unite_)
+        mine = Handshake(step, len(own))
+        everyone = shake_hands(self._workers, mine, self.layout, self.masks)
         if not any(other.num_rows for other in everyone):
             return None, 0.0
         # Each worker's mean loss was divided by a number of its own.
@@ -75,10 +82,6 @@ class CopiedDirections:
         g = self.layout.gather()
         self._workers.add_up_(g, "gradient")
         return g.div_(self._workers.size)
-
-    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
-        """As they are: every worker has the whole gradient."""
-        return sums
 
     def zeros(self, g: Tensor, norm: Tensor) -> Tensor | None:
         """The entries of g that a mask of some worker holds at zero, shape (D,)."""
@@ -92,23 +95,9 @@ class CopiedDirections:
         self.layout.scatter_(pass_through(self.options.stages, filtered))
         self._local.send_buffers()
 
-    def stats(self, base: FilterStats) -> FilterStats:
-        """The record of a step, with what was sent."""
-        return self._workers.traffic.stats(base)
-
-    def state(self, *, whole: bool, only: int | None) -> State | None:
+    def state(self, whole: bool, only: int | None) -> State | None:
         """The state of the trackers, the same on every worker."""
         del whole
         if only not in (None, self._workers.rank):
             return None
         return self.tracker.state_dict() | self.masks.state_dict()
-
-    def held(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """All of it."""
-        return state
-
-    def detach(self) -> None:
-        """Remove every hook; DDP averages gradients again."""
-        self.source.detach()
-        self.masks.detach()
-        self._local.release()

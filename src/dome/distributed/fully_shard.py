@@ -7,26 +7,24 @@ others are sums of P K + P² numbers. Nothing of size D is ever brought together
 directions of low rank it holds what ``numerics/directions.py`` says.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from dome import state as states
-from dome.diagnostics import FilterStats
 from dome.distributed.fully_shard_checks import check_supported, workers_of
 from dome.distributed.handshake import Handshake, check_same_options, shake_hands
 from dome.distributed.placement import Placement
 from dome.distributed.reduce_scatter import Interception, sharded_modules
-from dome.distributed.split_states import SplitBases, SplitDirections
+from dome.distributed.split_states import SplitStates
 from dome.distributed.worker_rows import WorkerRows
 from dome.distributed.workers import Workers
 from dome.masks import Masks
 from dome.options import FilterOptions
-from dome.parameters import Block, Layout
+from dome.parameters import Layout
 from dome.samples import SampleSource
 from dome.torch_private import fsdp_groups
-from dome.world import Samples, State, make_tracker
+from dome.world import Attached, Samples, State, make_tracker
 
 
 class FullyShard:
@@ -56,16 +54,17 @@ class FullyShard:
         self._placement = Placement(layout, workers)
         workers.agree_on(options.generator)
         self.tracker = make_tracker(layout, options, self._placement.place)
-        split = SplitBases if options.direction_rank is None else SplitDirections
-        self._split = split(self._placement, self.tracker)
+        self._states = SplitStates(layout, self._placement, self.tracker)
         self._rows = WorkerRows(model, layout, self._placement, workers)
         self.source: SampleSource = self._rows
         self.masks = Masks(layout, self._placement.columns)
-        self._intercepted = [
+        intercepted = [
             Interception(module, self._rows, workers)
             for module in sharded_modules(model)
             if fsdp_groups(module)
         ]
+        self.attached: Sequence[Attached] = (self._rows, self.masks, *intercepted)
+        self.total, self.stats = workers.total, workers.traffic.stats
 
     def meet(self, step: int, own: Samples | None) -> tuple[Samples | None, float]:
         """All workers' rows of the numbers held here, shape (P · passes, n)."""
@@ -89,10 +88,6 @@ class FullyShard:
         """The part of the average gradient that FSDP2 left here, shape (n,)."""
         return self._placement.gather()
 
-    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
-        """Add up small tensors over workers."""
-        return self._workers.total(*sums)
-
     def zeros(self, g: Tensor, norm: Tensor) -> Tensor | None:
         """The entries of g that a mask holds at zero, shape (n,)."""
         held = self.masks.find({0: g}, norm)
@@ -104,51 +99,18 @@ class FullyShard:
         self._placement.scatter_(filtered)
         self._workers.traffic.is_over = True
 
-    def stats(self, base: FilterStats) -> FilterStats:
-        """The record of a step, with what was sent."""
-        return self._workers.traffic.stats(base)
-
-    def state(self, *, whole: bool, only: int | None) -> State | None:
+    def state(self, whole: bool, only: int | None) -> State | None:
         """The state of the trackers: with DTensors, or gathered."""
         if only is not None and not whole:
             raise ValueError(
                 "state_dict() of fully_shard has DTensors, and each worker its part: "
                 "call full_state_dict(only=...) for the state on one worker"
             )
-        self._placement.receiver = only
-        of_block = self._split.whole if whole else self._split.for_checkpoint
-        state = self._by_block(of_block)
+        state = self._states.whole(only) if whole else self._states.for_checkpoint()
         return state if only in (None, self._workers.rank) else None
-
-    def _by_block(self, of_block: Callable[[Block], State]) -> State:
-        state: State = {}
-        for block in self._blocks:
-            prefix = f"{states.BLOCK}{block.name}."
-            state |= states.with_prefix(prefix, of_block(block))
-        return state
 
     def held(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The part of a state that is held here, of one process or with DTensors."""
-        held = dict(state)
+        held = self._states.held(state)
         held.pop("held", None)  # of masks, which are found again at the next step
-        for block in self._blocks:
-            prefix = f"{states.BLOCK}{block.name}."
-            own = states.below_prefix(prefix, held)
-            for name in own:
-                del held[f"{prefix}{name}"]
-            held |= states.with_prefix(prefix, self._split.held(own, block))
         return held
-
-    @property
-    def _blocks(self) -> list[Block]:
-        """The blocks that have a basis."""
-        tracked = self.tracker.by_name
-        return [block for block in self.layout.blocks if block.name in tracked]
-
-    def detach(self) -> None:
-        """Remove every hook; FSDP2 reduces by itself again."""
-        for intercepted in self._intercepted:
-            intercepted.put_back()
-        self._intercepted = []
-        self.source.detach()
-        self.masks.detach()

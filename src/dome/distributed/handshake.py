@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dome.distributed.workers import Workers
+from dome.masks import Masks
 from dome.options import FilterOptions, described
 from dome.parameters import Layout
 
@@ -21,20 +22,21 @@ class Handshake:
     Attributes:
         step: Steps it has taken.
         num_rows: Samples it has captured.
-        adds_up: Whether these are all of its gradient.
+        adds_up: Whether these are all of its gradient, which no mask changes.
         refused: Whether its gradient cannot be used.
-        masked: Whether it holds entries at zero that the others may not hold.
     """
 
     step: int
     num_rows: int = 0
     adds_up: bool = False
     refused: bool = False
-    masked: bool = False
 
 
 def shake_hands(
-    workers: Workers, mine: Handshake, layout: Layout | None = None
+    workers: Workers,
+    mine: Handshake,
+    layout: Layout | None = None,
+    masks: Masks | None = None,
 ) -> list[Handshake]:
     """The handshakes of all workers; raises on each if they are at different steps.
 
@@ -42,10 +44,14 @@ def shake_hands(
         workers: All of them.
         mine: This worker's.
         layout: These parameters get a ``.grad`` of zeros if only others have one.
+        masks: Hold what is news to any worker's from here on.
     """
     parameters = () if layout is None else layout.parameters
     flags = _packed([p.grad is not None for p in parameters])
-    state = mine.adds_up + 2 * mine.refused + 4 * mine.masked
+    masked = masks is not None and masks.has_news()
+    # What a mask takes out is still in the samples, however little it is.
+    whole = mine.adds_up and not masked and (masks is None or masks.held is None)
+    state = whole + 2 * mine.refused + 4 * masked
     table = workers.table([mine.step, mine.num_rows, state, *flags])
     steps = [step for step, *_ in table]
     if len(set(steps)) > 1:
@@ -53,12 +59,14 @@ def shake_hands(
             f"workers are at different steps, rank by rank {steps}: every worker must "
             f"call optimizer.step() equally often, and load the same checkpoint"
         )
+    if masks is not None and any(state & 4 for _, _, state, *_ in table):
+        masks.share(workers.unite_)
     for i, p in enumerate(parameters):
         word, bit = 3 + i // FLAGS, i % FLAGS
         if p.grad is None and any(other[word] >> bit & 1 for other in table):
             p.grad = torch.zeros_like(p)
     return [
-        Handshake(step, num_rows, bool(state & 1), bool(state & 2), bool(state & 4))
+        Handshake(step, num_rows, bool(state & 1), bool(state & 2))
         for step, num_rows, state, *_ in table
     ]
 

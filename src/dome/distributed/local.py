@@ -20,7 +20,7 @@ from dome.torch_private import communication_hook
 
 
 class LocalGradients:
-    """Keeps the gradients of a DDP model local, from now until ``release()``.
+    """Keeps the gradients of a DDP model local, from now until ``detach()``.
 
     Args:
         model: The DDP model.
@@ -35,7 +35,7 @@ class LocalGradients:
         self._num_bytes = layout.dim * layout.dtype.itemsize
         self._switch(False)
 
-    def release(self) -> None:
+    def detach(self) -> None:
         """Let DDP average gradients again."""
         self._switch(True)
 

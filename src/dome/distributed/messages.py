@@ -9,7 +9,7 @@ one after the other in the order of workers. Either way all workers decode the s
 bytes in the same order, and so hold the same bits. PowerSGD takes two sums a step.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,16 +18,23 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dome.compression import Compressor, ErrorFeedback, Message, PowerSGD
-from dome.diagnostics import FilterStats
 from dome.distributed.handshake import Handshake, shake_hands
 from dome.distributed.local import LocalGradients
 from dome.distributed.merging import check_mergeable, merge_bases
 from dome.distributed.workers import Workers
 from dome.masks import Masks
 from dome.numerics.arithmetic import own_arithmetic
+from dome.numerics.shard import alone
 from dome.options import Downstream, FilterOptions
 from dome.parameters import Layout
-from dome.world import Samples, State, make_tracker, pass_through
+from dome.world import (
+    Attached,
+    Samples,
+    State,
+    all_of,
+    make_tracker,
+    pass_through,
+)
 
 SUM = "the sum of the messages of all ranks"
 
@@ -64,6 +71,8 @@ class Messages:
         self.source = options.source_for(model.module, layout)
         self.masks = Masks(layout)
         self._local = LocalGradients(model, workers, layout)
+        self.attached: Sequence[Attached] = (self.source, self.masks, self._local)
+        self.total, self.stats, self.held = alone, workers.traffic.stats, all_of
 
     def meet(self, step: int, own: Samples | None) -> tuple[Samples | None, float]:
         """This worker's own samples."""
@@ -77,10 +86,6 @@ class Messages:
         """This worker's own gradient, shape (D,)."""
         return self.layout.gather()
 
-    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
-        """As they are."""
-        return sums
-
     def zeros(self, g: Tensor, norm: Tensor) -> Tensor | None:
         """The entries of g that a mask holds at zero, shape (D,)."""
         return self.masks.find({0: g}, norm)
@@ -90,11 +95,7 @@ class Messages:
         self.layout.scatter_(pass_through(self.options.stages, filtered))
         self._local.send_buffers()
 
-    def stats(self, base: FilterStats) -> FilterStats:
-        """The record of a step, with what was sent."""
-        return self._workers.traffic.stats(base)
-
-    def state(self, *, whole: bool, only: int | None) -> State | None:
+    def state(self, whole: bool, only: int | None) -> State | None:
         """The state of the trackers and of error feedback, once they are shared."""
         del whole
         self.share_bases()
@@ -108,16 +109,6 @@ class Messages:
         if self._workers.size > 1:
             for tracker in self.tracker.by_name.values():
                 merge_bases(tracker, self._workers)
-
-    def held(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """All of it."""
-        return state
-
-    def detach(self) -> None:
-        """Remove every hook; DDP averages gradients again."""
-        self.source.detach()
-        self.masks.detach()
-        self._local.release()
 
 
 class Exchange:

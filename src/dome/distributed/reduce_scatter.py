@@ -32,7 +32,7 @@ def sharded_modules(model: nn.Module) -> list[Any]:
 
 
 class Interception:
-    """FSDP2's communication of one module, replaced until ``put_back()``.
+    """FSDP2's communication of one module, replaced until ``detach()``.
 
     Args:
         module: A module that ``fully_shard`` was called for, with parameters.
@@ -65,7 +65,7 @@ class Interception:
                 "which divides by the factor that it found: call it before attach"
             )
 
-    def put_back(self) -> None:
+    def detach(self) -> None:
         """Let FSDP2 communicate by itself again."""
         self._module.set_custom_reduce_scatter(self._reduce_scatter)
         self._module.set_custom_all_gather(self._all_gather)

@@ -6,13 +6,12 @@ D/P) and U[p] (D/P, K). All that an update needs of the others are sums of B K +
 K² numbers. The filtered gradient is gathered as DDP's own all-reduce ends.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dome.diagnostics import FilterStats
 from dome.distributed.handshake import Handshake, adds_up, shake_hands
 from dome.distributed.local import LocalGradients
 from dome.distributed.split import Split
@@ -20,7 +19,14 @@ from dome.distributed.workers import Workers
 from dome.masks import Masks, is_zero
 from dome.options import FilterOptions
 from dome.parameters import Layout
-from dome.world import Samples, State, make_tracker, pass_through
+from dome.world import (
+    Attached,
+    Samples,
+    State,
+    all_of,
+    make_tracker,
+    pass_through,
+)
 
 
 class SplitBasis:
@@ -47,6 +53,8 @@ class SplitBasis:
         self.source = options.source_for(model.module, layout)
         self.masks = Masks(layout)
         self._local = LocalGradients(model, workers, layout)
+        self.attached: Sequence[Attached] = (self.source, self.masks, self._local)
+        self.total, self.stats, self.held = workers.total, workers.traffic.stats, all_of
         # This worker's gradient; its part of the average, if samples brought that.
         self._own: Tensor | None = None
         self._mean: Tensor | None = None
@@ -56,13 +64,8 @@ class SplitBasis:
         self._local.begin_step()
         g = self._own = self.layout.gather()
         rows = own if isinstance(own, Tensor) else g.new_empty(0, len(g))
-        masked = self.masks.has_news()
-        # What a mask takes out is still in the samples, however little it is.
-        whole = not masked and self.masks.held is None and adds_up(rows, g)
-        mine = Handshake(step, len(rows), adds_up=whole, masked=masked)
-        everyone = shake_hands(self._workers, mine, self.layout)
-        if any(other.masked for other in everyone):
-            self.masks.share(self._workers.unite_)
+        mine = Handshake(step, len(rows), adds_up=adds_up(rows, g))
+        everyone = shake_hands(self._workers, mine, self.layout, self.masks)
         counts = [other.num_rows for other in everyone]
         if not sum(counts):
             return None, 0.0
@@ -89,10 +92,6 @@ class SplitBasis:
             mean = self._split.scattered(own, "gradient").div_(self._workers.size)
         return mean
 
-    def total(self, *sums: Tensor) -> tuple[Tensor, ...]:
-        """Add up small tensors over workers."""
-        return self._workers.total(*sums)
-
     def zeros(self, g: Tensor, norm: Tensor) -> Tensor | None:
         """The entries of g that a mask of some worker holds at zero, shape (D/P,)."""
         del norm
@@ -106,23 +105,9 @@ class SplitBasis:
         self.layout.scatter_(pass_through(self.options.stages, whole))
         self._local.send_buffers()
 
-    def stats(self, base: FilterStats) -> FilterStats:
-        """The record of a step, with what was sent."""
-        return self._workers.traffic.stats(base)
-
-    def state(self, *, whole: bool, only: int | None) -> State | None:
+    def state(self, whole: bool, only: int | None) -> State | None:
         """The state of the trackers, whose rows are collected from all workers."""
         del whole
         self._split.receiver = only
         state = self.tracker.state_dict() | self.masks.state_dict()
         return state if only in (None, self._workers.rank) else None
-
-    def held(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """All of it: trackers take their rows themselves."""
-        return state
-
-    def detach(self) -> None:
-        """Remove every hook; DDP averages gradients again."""
-        self.source.detach()
-        self.masks.detach()
-        self._local.release()
