@@ -235,3 +235,18 @@ def test_inputs_without_samples_are_declared():
     assert dome.verify(model, loss, inputs, samples_in="u").ok
     with pytest.raises(ValueError, match="samples_in names 'x'"):
         dome.verify(model, loss, inputs, samples_in="x")
+
+
+def test_products_of_eight_bits_are_compared_by_their_own_rounding():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
+        report = dome.verify(
+            model, nn.functional.mse_loss, torch.randn(64, 64), torch.randn(64, 64)
+        )
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert report.ok
+    assert report.tolerance < 0.1

@@ -343,3 +343,35 @@ def test_what_is_complete_is_no_error_at_any_scale(scale):
     source = PerSample(model, Layout(model))
     (sum_loss(model(torch.randn(8, 10, dtype=torch.float32))) * scale).backward()
     assert len(source.take()) == 8
+
+
+@pytest.fixture
+def medium():
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def wide_step(head):
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(64, 128), nn.Tanh()).float()
+    model = nn.Sequential(body, nn.Linear(128, 64)).float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(64, 64, dtype=torch.float32)
+    with dome.attach(model, optimizer, rank=2):
+        for _ in range(3):
+            optimizer.zero_grad()
+            (head(model, model(x)) ** 2).mean().backward()
+            optimizer.step()
+
+
+@pytest.mark.usefixtures("medium")
+def test_products_of_eight_bits_are_complete():
+    wide_step(lambda model, y: y)
+
+
+@pytest.mark.usefixtures("medium")
+def test_what_is_missing_is_found_in_products_of_eight_bits():
+    with pytest.raises(RuntimeError, match=r"'1.weight' miss a part.*watch"):
+        wide_step(lambda model, y: F.linear(y, model[1].weight.T))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dome.numerics.arithmetic import own_arithmetic
+from dome.numerics.arithmetic import float32_products, own_arithmetic
 from dome.parameters import Layout, Slot
 from dome.samples.store.group import AnyGroup
 from dome.samples.store.verdict import Finding
@@ -25,15 +25,16 @@ from dome.samples.store.wanted import Leaves, Reach
 from dome.torch_private import current_graph_task, hook_first
 
 # Relative to the rows of the parameter, and to those of all parameters. Rows and
-# gradient are the same numbers summed in another order; products on a GPU may keep ten
-# bits of 24. Where a gradient vanishes exactly (keys' biases), all of it is rounding.
+# gradient are the same numbers summed in another order; products of float32 numbers may
+# keep ten bits of 24 (TF32, on GPUs) or eight (float32_matmul_precision "medium").
+# Where a gradient vanishes exactly (keys' biases), all of it is rounding.
 _LIMITS = {
     torch.float64: (1e-6, 1e-10),
     torch.float32: (1e-4, 1e-6),
     torch.bfloat16: (5e-2, 1e-2),
     torch.float16: (5e-2, 1e-2),
 }
-_LIMITS_CUDA = {torch.float32: (5e-3, 1e-4)}
+_LIMITS_TF32 = (5e-3, 1e-4)
 
 # Numbers at a time: of a large embedding, three copies in float64 would be the largest
 # thing there is.
@@ -167,6 +168,13 @@ def _limits_for(
     dtypes: Iterable[torch.dtype], device: torch.device
 ) -> tuple[float, float]:
     """What rounding explains where products were taken in these types."""
-    table = _LIMITS | (_LIMITS_CUDA if device.type == "cuda" else {})
-    own, of_all = zip(*(table[dtype] for dtype in dtypes), strict=True)
+    dtypes = set(dtypes)
+    limits = [_LIMITS[dtype] for dtype in dtypes]
+    if torch.float32 in dtypes:
+        kept = float32_products(device.type)
+        if kept is torch.bfloat16:
+            limits.append(_LIMITS[kept])
+        elif kept is torch.float16 or device.type == "cuda":
+            limits.append(_LIMITS_TF32)
+    own, of_all = zip(*limits, strict=True)
     return max(own), max(of_all)
