@@ -267,10 +267,13 @@ def _show_conclusions(conclusions: list[Conclusion], plan: Plan) -> None:
 
 
 def _write_report(folder: Path, scale: str) -> None:
+    from dome_lab.paper.lock import PATIENCE, locked
     from dome_lab.report.page import REPORT_FILE, write_report
     from dome_lab.report.sections import figure_sections
 
     page = folder / REPORT_FILE
     title = f"dome reproduce: the paper's figures at scale {scale}"
-    write_report(page, title, figure_sections(folder, scale))
+    sections = figure_sections(folder, scale)
+    with locked(folder, patience=PATIENCE):
+        write_report(page, title, sections)
     show_path(page)

@@ -105,10 +105,14 @@ def _claim(handle: int, path: Path) -> bool:
 def _names_us(path: Path) -> bool:
     """Whether the file is ours still, or has nobody in it."""
     try:
-        there = json.loads(path.read_bytes() or b"{}")
+        handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
-    us = {"pid": os.getpid(), "host": socket.gethostname()}
+    try:
+        there = _read(handle)
+    finally:
+        os.close(handle)
+    us: dict[str, object] = {"pid": os.getpid(), "host": socket.gethostname()}
     return us.items() <= (us | there).items()
 
 

@@ -120,6 +120,13 @@ def test_a_lock_that_is_held_gives_signs_of_life(tmp_path, monkeypatch):
             time.sleep(0.01)
 
 
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_lock_file_that_was_damaged_is_removed_with_the_lock(tmp_path, content):
+    with locked(tmp_path):
+        (tmp_path / LOCK_FILE).write_text(content)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_lock_that_another_machine_took_over_is_left_to_it(tmp_path):
     with locked(tmp_path):
         about = foreign_lock(tmp_path)
