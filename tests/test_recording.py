@@ -28,7 +28,13 @@ KNOWN = FilterStats(
     seconds=0.01,
 )
 FAKE = types.SimpleNamespace(stats=KNOWN)
-NUMBERS = {name: getattr(KNOWN, name) for name in KNOWN.__slots__}
+NUMBERS = {name: getattr(KNOWN, name) for name in KNOWN.__slots__} | {"elapsed": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    stopped = types.SimpleNamespace(perf_counter=lambda: 0.0)
+    monkeypatch.setattr("dome.recording.time", stopped)
 
 
 def trained(path, rng, num=5, **options):
@@ -58,7 +64,7 @@ def test_csv_has_every_number_of_every_step_exactly(tmp_path, rng):
     rows = read_csv(tmp_path / "run.csv")
     assert len(rows) == len(seen) == 5
     for row, (stats, loss) in zip(rows, seen, strict=True):
-        assert set(row) == {*KNOWN.__slots__, "loss"}
+        assert set(row) == {*KNOWN.__slots__, "elapsed", "loss"}
         for name in KNOWN.__slots__:
             assert float(row[name]) == getattr(stats, name)
         assert float(row["loss"]) == loss
@@ -69,7 +75,8 @@ def test_jsonl_has_every_number_of_every_step_exactly(tmp_path, rng):
     lines = (tmp_path / "run.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     expected = [
-        {name: getattr(stats, name) for name in KNOWN.__slots__} | {"loss": loss}
+        {name: getattr(stats, name) for name in KNOWN.__slots__}
+        | {"elapsed": 0.0, "loss": loss}
         for stats, loss in seen
     ]
     assert rows == expected
@@ -139,7 +146,7 @@ def test_numbers_in_a_dictionary_get_a_column_each(tmp_path):
     with dome.Recorder(tmp_path / "run.jsonl") as recorder:
         recorder.record(fake)
     row = json.loads((tmp_path / "run.jsonl").read_text())
-    assert row == {"step": 1, "sent.sums": 5, "sent.basis": 0}
+    assert row == {"step": 1, "sent.sums": 5, "sent.basis": 0, "elapsed": 0.0}
 
 
 def test_a_function_gets_the_numbers_of_every_record(rng):
@@ -186,6 +193,17 @@ def test_wrong_paths_and_values_are_refused_by_name(tmp_path):
     with dome.Recorder(tmp_path / "run.csv") as recorder:
         with pytest.raises(ValueError, match=r"loss has shape \(2,\)"):
             recorder.record(FAKE, loss=torch.ones(2))
-        with pytest.raises(ValueError, match=r"\['drift'\] are in the stats"):
+        with pytest.raises(ValueError, match=r"\['drift'\] are recorded anyway"):
             recorder.record(FAKE, drift=1.0)
     assert (tmp_path / "run.csv").read_text() == ""
+
+
+def test_a_loop_without_a_filter_is_recorded_as_the_baseline(tmp_path):
+    with dome.Recorder(tmp_path / "plain.jsonl", every=2) as recorder:
+        for loss in (3.0, 2.0, 1.0):
+            recorder.record(None, loss=loss)
+    lines = (tmp_path / "plain.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": step, "filtered": False, "elapsed": 0.0, "loss": loss}
+        for step, loss in ((1, 3.0), (3, 1.0))
+    ]

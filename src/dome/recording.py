@@ -12,6 +12,7 @@ import csv
 import io
 import json
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +26,8 @@ from dome.files import Appender
 
 Value = int | float | bool | None
 Record = dict[str, Value]
+
+FILTERED = "filtered"  # the column that says no in a loop without a filter
 
 
 class HasStats(Protocol):
@@ -46,7 +49,8 @@ class Recorder:
 
     A file that is there is added to, so that a resumed run continues in it; the system
     has every record when ``record`` returns. A disk that is full is an error, and the
-    records before it are whole.
+    records before it are whole. ``elapsed`` is the seconds since the recorder was made,
+    by which ``dome report`` compares runs.
 
     Args:
         to: A file that ends in .csv or .jsonl; or a function, which is called with each
@@ -61,22 +65,28 @@ class Recorder:
         if every < 1:
             raise ValueError(f"every must be at least 1, got {every}")
         self._every, self._num_calls = every, 0
+        self._start = time.perf_counter()
         self._sink: _Sink = _Function(to) if callable(to) else _file(Path(to))
 
-    def record(self, grad_filter: HasStats, **more: float | Tensor) -> None:
+    def record(self, grad_filter: HasStats | None, **more: float | Tensor) -> None:
         """Write what the last step did.
 
         Args:
-            grad_filter: Whose ``.stats`` to write.
+            grad_filter: Whose ``.stats`` to write; None in a loop without a filter,
+                which ``dome report`` then takes as the baseline.
             more: Other numbers of the step, such as its loss.
         """
         due = self._num_calls % self._every == 0
         self._num_calls += 1
-        if due:
+        if not due:
+            return
+        own: Record = {"step": self._num_calls, FILTERED: False}
+        if grad_filter is not None:
             own = _flat(asdict(grad_filter.stats))
-            if both := own.keys() & more.keys():
-                raise ValueError(f"{sorted(both)} are in the stats: use other names")
-            self._sink.write(own | {k: _number(k, v) for k, v in more.items()})
+        own["elapsed"] = time.perf_counter() - self._start
+        if both := own.keys() & more.keys():
+            raise ValueError(f"{sorted(both)} are recorded anyway: use other names")
+        self._sink.write(own | {k: _number(k, v) for k, v in more.items()})
 
     def close(self) -> None:
         """Close the file. Can be called twice."""

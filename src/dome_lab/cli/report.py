@@ -26,7 +26,7 @@ def command(
         list[Path],
         typer.Argument(
             metavar="RUN_OR_ROWS...",
-            help="Files of rows (JSON lines), or folders that have them.",
+            help="Files of rows (JSON lines or CSV), or folders that have them.",
         ),
     ],
     out: Annotated[
@@ -34,6 +34,10 @@ def command(
         typer.Option(help="The page; report.html beside the first rows by default."),
     ] = None,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The run without a filter, if its rows do not say so."),
+    ] = None,
 ) -> None:
     """Write one HTML page that compares runs, and needs no network.
 
@@ -47,7 +51,7 @@ def command(
             first = paths[0]
             out = (first if first.is_dir() else first.parent) / REPORT_FILE
         with working(), users_values():
-            sections = file_sections(paths)
+            sections = file_sections(paths, baseline)
         tell(note for section in sections for note in section.notes)
         if out.is_dir():
             raise UserError(f"--out {out} is a folder: give a file")

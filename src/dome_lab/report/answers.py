@@ -11,15 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dome_lab.paper.spectrum import spectra
-from dome_lab.paper.statistics import interval_or_none
 from dome_lab.report.groups import Group, removed_share
-from dome_lab.report.lines import is_spectrum, number
-from dome_lab.report.pairs import VERDICTS, Pair, end, signed
+from dome_lab.report.lines import FEWEST_SEEDS, is_spectrum, number
+from dome_lab.report.pairs import VERDICTS, Pair, end, interval_of, signed
 from dome_lab.report.sources import Trial
 
 SHARE = 0.9  # of the variance, held by "the directions that matter"
 FLAT = 0.8  # if so many of the directions are needed for it, the spectrum is flat
 MANY = 3  # comparisons that are told one by one
+UNTUNED = (
+    "Both arms have one learning rate, tuned for neither: part of the difference may "
+    "be the learning rate's"
+)
+NO_SPECTRUM = "How many of them matter is in the eigenvalues, which were not recorded"
 HELP = "Does filtering help here?"
 COST = "What does it cost?"
 AMOUNT = "How much is removed?"
@@ -36,9 +40,22 @@ class Answer:
     is_known: bool = True
 
 
-def answers_of(groups: Sequence[Group], pairs: Sequence[Pair]) -> list[Answer]:
-    """The four answers."""
-    return [_help(pairs), _cost(pairs), _amount(groups), _directions(groups)]
+def answers_of(
+    groups: Sequence[Group], pairs: Sequence[Pair], *, is_tuned: bool = False
+) -> list[Answer]:
+    """The four answers.
+
+    Args:
+        groups: The runs.
+        pairs: The comparisons among them.
+        is_tuned: Whether each arm has a learning rate that was chosen for it.
+    """
+    return [
+        _help(pairs, is_tuned=is_tuned),
+        _cost(pairs),
+        _amount(groups),
+        _directions(groups),
+    ]
 
 
 def num_directions(trial: Trial) -> float:
@@ -54,14 +71,26 @@ def num_directions(trial: Trial) -> float:
     return float(len(values))
 
 
-def _help(pairs: Sequence[Pair]) -> Answer:
+def _end_losses(pairs: Sequence[Pair]) -> list[str]:
+    """Training losses at the end, where too few seeds decide nothing."""
+    return [
+        f"Training loss {pair.loss_before:.3g} → {pair.loss_after:.3g}"
+        for pair in pairs
+        if math.isfinite(pair.loss_before + pair.loss_after)
+    ]
+
+
+def _help(pairs: Sequence[Pair], *, is_tuned: bool) -> Answer:
     if not pairs:
         why = "There are no runs with and without the filter of the same settings."
         return Answer(HELP, "Cannot be told", [why], is_known=False)
     told = [pair for pair in pairs if pair.accuracy is not None]
     if not told:
-        why = "A comparison needs two seeds or more that ended with a number."
-        return Answer(HELP, "Cannot be told yet", [why, *map(_words, pairs[:MANY])])
+        why = "A verdict needs three seeds or more that ended with a number."
+        known = any(math.isfinite(pair.before + pair.after) for pair in pairs)
+        answer = "Not decided: too few seeds" if known else "Cannot be told yet"
+        lines = [*map(_words, pairs[:MANY]), *_end_losses(pairs[:MANY]), why]
+        return Answer(HELP, answer, lines)
     lines = [_words(pair) for pair in pairs]
     if len(pairs) > MANY:
         better, worse = (sum(p.verdict == sign for p in pairs) for sign in (1, -1))
@@ -70,7 +99,8 @@ def _help(pairs: Sequence[Pair]) -> Answer:
             f"clearly worse in {worse}. The ends:",
             *map(_words, _extremes(told)),
         ]
-    return Answer(HELP, _headline(told), [*lines, _losses(pairs)])
+    untuned = [] if is_tuned else [UNTUNED]
+    return Answer(HELP, _headline(told), [*lines, _losses(pairs), *untuned])
 
 
 def _headline(pairs: Sequence[Pair]) -> str:
@@ -99,7 +129,7 @@ def _cost(pairs: Sequence[Pair]) -> Answer:
     ratios = sorted(pair.cost for pair in pairs if math.isfinite(pair.cost))
     if not ratios:
         why = (
-            "The rows do not tell the processor's seconds with the filter and without, "
+            "The rows do not tell the seconds with the filter and without, "
             "or a tracker watches the runs without, which takes as long."
         )
         return Answer(COST, "Not measured", [why], is_known=False)
@@ -109,7 +139,7 @@ def _cost(pairs: Sequence[Pair]) -> Answer:
         COST,
         f"{times} times the time",
         [
-            "of an epoch without the filter, by the processor's seconds",
+            "of an epoch or step without the filter",
             "In that time one could train on without it, with which the gain is not "
             "compared here",
         ],
@@ -163,7 +193,7 @@ def _amount(groups: Sequence[Group]) -> Answer:
     lines = [f"of the batch gradient's norm, mean over all steps{_over(by_seed)}"]
     shares = [_by_seed([group], removed_share) for group in filtered]
     means = [100 * _mean(share) for share in shares if share]
-    answer = f"{100 * _mean(by_seed):.0f} %{_bounds(by_seed, 100)}"
+    answer = f"{100 * _mean(by_seed):.0f} %{_bounds(by_seed, 100, 100)}"
     spread = f"{min(means):.0f} to {max(means):.0f} %"
     if len({group.arm for group in filtered}) > 1:
         # A mean over filters that differ would be nobody's.
@@ -173,8 +203,8 @@ def _amount(groups: Sequence[Group]) -> Answer:
     held = _by_seed(filtered, lambda trial: end(trial, "fraction"))
     if held and answer != spread:
         lines.append(
-            f"In the subspace lie {100 * _mean(held):.0f} %{_bounds(held, 100)} of the "
-            "norm of a single sample's gradient, at the end"
+            f"In the subspace lie {100 * _mean(held):.0f} %{_bounds(held, 100, 100)} "
+            "of the norm of a single sample's gradient, at the end"
         )
     return Answer(AMOUNT, answer, lines)
 
@@ -183,8 +213,7 @@ def _directions(groups: Sequence[Group]) -> Answer:
     measured = [group for group in groups if group.spectra and _is_whole(group)]
     by_seed = _by_seed(measured, num_directions)
     if not by_seed:
-        why = "These rows have no spectrum of all the directions that are followed."
-        return Answer(DIRECTIONS, "Not measured", [why], is_known=False)
+        return _determined(groups)
     mean = _mean(by_seed)
     sizes = sorted({len(_last_spectrum(group.trials[0])) for group in measured})
     if len(sizes) > 1:
@@ -198,7 +227,21 @@ def _directions(groups: Sequence[Group]) -> Answer:
     ]
     if followed and mean > FLAT * sizes[0]:
         lines.append("The spectrum is flat: a larger rank would find more of them")
-    return Answer(DIRECTIONS, f"{mean:.0f} of {of}{_bounds(by_seed, 1)}", lines)
+    return Answer(
+        DIRECTIONS, f"{mean:.0f} of {of}{_bounds(by_seed, 1, sizes[0])}", lines
+    )
+
+
+def _determined(groups: Sequence[Group]) -> Answer:
+    """Where no spectrum was noted: how many directions the samples have determined."""
+    by_seed = _by_seed(
+        [g for g in groups if not g.is_plain], lambda t: end(t, "effective_rank")
+    )
+    if not by_seed:
+        why = "These rows have no spectrum of all the directions that are followed."
+        return Answer(DIRECTIONS, "Not measured", [why], is_known=False)
+    lines = ["directions had been determined by samples at the end"]
+    return Answer(DIRECTIONS, f"{_mean(by_seed):.0f}", [*lines, NO_SPECTRUM])
 
 
 def _directions_by_size(groups: Sequence[Group]) -> Answer:
@@ -208,7 +251,7 @@ def _directions_by_size(groups: Sequence[Group]) -> Answer:
         by_seed = _by_seed([group], num_directions)
         if by_seed:
             size = len(_last_spectrum(group.trials[0]))
-            found = f"{_mean(by_seed):.0f} of {size:,}{_bounds(by_seed, 1)}"
+            found = f"{_mean(by_seed):.0f} of {size:,}{_bounds(by_seed, 1, size)}"
             lines.append(f"{group.arm}: {found}")
     answer = "It depends on how many are followed"
     why = f"Directions that hold {100 * SHARE:.0f} % of the variance followed:"
@@ -247,7 +290,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _over(by_seed: Sequence[float]) -> str:
-    if interval_or_none(by_seed) is None:
+    if interval_of(by_seed) is None:
         return f"; {_no_interval(by_seed)}"
     return f"; {len(by_seed)} seeds, 95 % interval"
 
@@ -255,13 +298,15 @@ def _over(by_seed: Sequence[float]) -> str:
 def _no_interval(seeds: Sequence[object]) -> str:
     if len(seeds) == 1:
         return "one seed, no interval"
-    return f"the same in {len(seeds)} seeds, no interval"
+    how = "the same in " if len(seeds) >= FEWEST_SEEDS else ""
+    return f"{how}{len(seeds)} seeds, no interval"
 
 
-def _bounds(by_seed: Sequence[float], scale: float) -> str:
-    found = interval_or_none(by_seed)
+def _bounds(by_seed: Sequence[float], scale: float, most: float) -> str:
+    """An interval, cut off at 0 and at the most that there can be."""
+    found = interval_of(by_seed)
     if found is None:
         return ""
-    low, high = scale * found.low, scale * found.high
+    low, high = max(0.0, scale * found.low), min(most, scale * found.high)
     digits = 1 if high - low < 2 else 0
     return f" [{low:,.{digits}f}, {high:,.{digits}f}]"

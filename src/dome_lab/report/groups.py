@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
+from dome.diagnostics import FilterStats
 from dome_lab.paper.rows import MADE_BY as MADE_BY_COLUMN
 from dome_lab.paper.rows import NUM_ROWS, Row, seconds_of
 from dome_lab.report import labels
 from dome_lab.report.lines import (
     Line,
     Spectrum,
+    along,
     is_spectrum,
     line_of,
     number,
@@ -29,12 +31,19 @@ class Metric:
         title: What it is, in words.
         unit: Written after numbers.
         scale: Numbers are multiplied by it.
+        along: What the horizontal axis is, if not the step or epoch.
     """
 
     column: str
     title: str
     unit: str = ""
     scale: float = 1.0
+    along: str = ""
+
+    @property
+    def key(self) -> str:
+        """What its lines are found by."""
+        return f"{self.column} along {self.along}" if self.along else self.column
 
 
 REMOVED = "removed"
@@ -53,10 +62,16 @@ METRICS = (
     Metric("test_loss", "Test loss"),
     Metric("test_macro_f1", "Test macro-F1", "%", PERCENT),
 )
+# Columns that runs are also compared along, and what the axis says.
+AXES = {"elapsed": "seconds", "total_bytes": "bytes sent"}
+COMPARED = ("test_accuracy", "test_loss", "train_loss")  # the first one there is
 _NOT_DRAWN = {
     *(SEED, "epoch", "step", "index", "eigenvalue", "eigenvalues", "seconds"),
-    *(NUM_ROWS, MADE_BY_COLUMN, "arm", "kept_norm"),
+    *(NUM_ROWS, MADE_BY_COLUMN, "arm", "kept_norm", labels.FILTERED, *AXES),
+    *("orthogonality_error", "skipped_updates", "removed_share"),
+    *("worker", "num_workers", "bytes_sent", "ddp_bytes", "total_ddp_bytes"),
 }
+_STATS = {field.name for field in fields(FilterStats)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +127,42 @@ def groups_of(section: Section) -> list[Group]:
 
 
 def metrics_of(groups: Sequence[Group]) -> list[Metric]:
-    """What there are numbers of: the columns we know first, then others by name."""
-    present = {column for group in groups for column in group.lines}
+    """What there are numbers of: the columns we know, the user's own, the filter's.
+
+    What is the same all along in every run is left out, but for what we always show.
+    """
+    present = {c for group in groups for c, line in group.lines.items()}
+    always = {metric.column for metric in MAIN}
+    moving = {c for c in present if c in always or not _is_constant(c, groups)}
     ours = all(trial.known for group in groups for trial in group.trials)
     other = ANY_DRIFT if ours else OUR_DRIFT
-    known = [m for m in METRICS if m.column in present and m != other]
-    others = sorted(present - {metric.column for metric in METRICS})
-    named = [Metric(column, column.replace("_", " ")) for column in others]
-    return known + named
+    known = [m for m in METRICS if m.column in moving and m != other]
+    others = moving - {metric.column for metric in METRICS}
+    others = {
+        c for c in others if not any(c.endswith(f" along {a}") for a in AXES.values())
+    }
+    named = [
+        Metric(column, column.replace("_", " "))
+        for column in sorted(others, key=lambda c: (c in _STATS, c))
+    ]
+    return known + _compared(known, present) + named
+
+
+def _compared(known: Sequence[Metric], present: set[str]) -> list[Metric]:
+    """What arms are compared by, along seconds and along bytes."""
+    for column in COMPARED:
+        for metric in known:
+            if metric.column == column:
+                made = [replace(metric, along=axis) for axis in AXES.values()]
+                return [m for m in made if m.key in present]
+    return []
+
+
+def _is_constant(column: str, groups: Sequence[Group]) -> bool:
+    lines = [group.lines[column] for group in groups if column in group.lines]
+    values = {v for line in lines for v in line.mean if v is not None}
+    many = any(len(line.x) > 1 for line in lines)
+    return many and len(values) <= 1
 
 
 def removed_share(trial: Trial) -> float:
@@ -174,6 +217,7 @@ def _group(trials: list[Trial], every: Sequence[dict[str, object]]) -> Group:
     trials = sorted(trials, key=lambda trial: trial.seed)
     columns = [] if is_spectrum(trials[0]) else _columns(trials)
     lines = {c: line_of(trials, time_name, _reader(c)) for c in columns}
+    lines |= _along_axes(lines, trials, time_name)
     return Group(
         labels.arm_name(settings, every),
         labels.other_name(settings, every),
@@ -182,6 +226,22 @@ def _group(trials: list[Trial], every: Sequence[dict[str, object]]) -> Group:
         spectra_of(trials, time_name),
         time_name,
     )
+
+
+def _along_axes(
+    lines: dict[str, Line], trials: Sequence[Trial], time_name: str
+) -> dict[str, Line]:
+    """What arms are compared by, over the seconds and bytes of a loop of one's own."""
+    there = {name for trial in trials for row in trial.rows for name in row}
+    return {
+        Metric(column, "", along=axis).key: along(
+            lines[column], line_of(trials, time_name, _reader(name))
+        )
+        for name, axis in AXES.items()
+        if name in there
+        for column in COMPARED
+        if column in lines
+    }
 
 
 def _order(group: Group) -> tuple[object, ...]:

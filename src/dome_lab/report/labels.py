@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 Settings = Mapping[str, object]
 
 RUN, MADE_BY = "run", "made_by"
+FILTERED = "filtered"  # of a loop of one's own: whether it had a filter
 
 _FILTERS = ("rank", "removes", "tracker", "forget")
 ARM_FIELDS = (
     RUN,
+    FILTERED,
     *_FILTERS,
     "update_every",
     "layout",
@@ -44,8 +46,9 @@ _WORDS = {
 
 def is_plain(settings: Settings) -> bool:
     """Whether these are settings of a run that takes nothing out of the gradient."""
-    watches = settings.get("rank") is None or settings.get("removes") == "nothing"
-    return RUN not in settings and watches
+    if RUN in settings:
+        return settings.get(FILTERED) is False
+    return settings.get("rank") is None or settings.get("removes") == "nothing"
 
 
 def other_fields(settings: Settings) -> Settings:

@@ -13,6 +13,7 @@ from dome_lab.paper.rows import Row
 from dome_lab.paper.statistics import student_interval
 from dome_lab.report.sources import Trial
 
+FEWEST_SEEDS = 3  # for an interval
 MOST_POINTS = 500  # of a line; longer ones are averaged over neighbours
 MOST_SPECTRA = 50  # of more, evenly spaced ones are shown
 
@@ -21,7 +22,7 @@ Number = float | None
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A mean over seeds by place, shape (X,) each; ends are empty with one seed."""
+    """A mean over seeds by place, shape (X,) each; no ends with one or two seeds."""
 
     x: list[float]
     mean: list[Number]
@@ -64,6 +65,14 @@ def line_of(
     return _with_intervals(*_thinned(x, values))
 
 
+def along(line: Line, places: Line) -> Line:
+    """The same line over another axis: seconds or bytes at each of its places."""
+    at = dict(zip(places.x, places.mean, strict=True))
+    kept = [i for i, x in enumerate(line.x) if at.get(x) is not None]
+    ends = ([end[i] for i in kept] for end in (line.mean, line.low, line.high))
+    return Line([float(at[line.x[i]] or 0.0) for i in kept], *ends)
+
+
 def _thinned(
     x: list[float], values: list[list[float]]
 ) -> tuple[list[float], list[list[float]]]:
@@ -91,8 +100,8 @@ def _with_intervals(x: list[float], values: list[list[float]]) -> Line:
     for seeds in values:
         if not all(map(math.isfinite, seeds)):
             mean = low = high = None
-        elif len(seeds) == 1:
-            mean, low, high = seeds[0], None, None
+        elif len(seeds) < FEWEST_SEEDS:  # an interval of two reaches anywhere
+            mean, low, high = math.fsum(seeds) / len(seeds), None, None
         else:
             interval = student_interval(seeds)
             mean, low, high = interval.mean, interval.low, interval.high

@@ -85,7 +85,11 @@ def _part(section: Section, *, alone: bool) -> Part:
     """A section; one of many leaves out questions that it cannot answer."""
     groups = groups_of(section)
     pairs = pairs_of(groups)
-    answers = [a for a in answers_of(groups, pairs) if alone or a.is_known]
+    chosen = section.facts.get("chosen")
+    found = answers_of(
+        groups, pairs, is_tuned=isinstance(chosen, list) and "lr" in chosen
+    )
+    answers = [a for a in found if alone or a.is_known]
     return Part(section, groups, metrics_of(groups), pairs, answers)
 
 
@@ -113,7 +117,8 @@ def _data(part: Part) -> dict[str, object]:
         "time": groups[0].time_name,
         "known": all(group.trials[0].known for group in groups),
         "metrics": [
-            {"column": m.column, "title": m.title, "unit": m.unit} for m in part.metrics
+            {"column": m.key, "title": m.title, "unit": m.unit, "along": m.along}
+            for m in part.metrics
         ],
         "groups": [
             {
@@ -122,9 +127,9 @@ def _data(part: Part) -> dict[str, object]:
                 "name": _name(group),
                 "seeds": len(group.trials),
                 "lines": {
-                    metric.column: _line(group.lines[metric.column], metric.scale)
+                    metric.key: _line(group.lines[metric.key], metric.scale)
                     for metric in part.metrics
-                    if metric.column in group.lines
+                    if metric.key in group.lines
                 },
                 "spectra": [
                     {"time": spectrum.time, **_line(spectrum.line)}

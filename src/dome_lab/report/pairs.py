@@ -4,14 +4,16 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from dome_lab.paper.statistics import Interval, interval_or_none, paired_changes
 from dome_lab.report.groups import Group
 from dome_lab.report.labels import other_fields
-from dome_lab.report.lines import number
+from dome_lab.report.lines import FEWEST_SEEDS, number
 from dome_lab.report.sources import Trial
 
 COMPARED = {"test_accuracy", "train_loss"}
+LAST = 10  # one over the share of a run that is its end
 VERDICTS = {1: "better", 0: "unclear", -1: "worse"}
 
 
@@ -26,8 +28,10 @@ class Pair:
         after: The same with it.
         accuracy: Gain in test accuracy; None if there is no interval.
         loss: Change in training loss; None if there is no interval.
-        cost: The processor's seconds of an epoch with the filter, in those without; NaN
-            if they were not noted, or if a tracker watches the run without.
+        cost: Seconds of an epoch or step with the filter, in those without; NaN if they
+            were not noted, or if a tracker watches the run without.
+        loss_before: Mean training loss without the filter.
+        loss_after: The same with it.
     """
 
     name: str
@@ -37,6 +41,8 @@ class Pair:
     accuracy: Interval | None
     loss: Interval | None
     cost: float = math.nan
+    loss_before: float = math.nan
+    loss_after: float = math.nan
 
     @property
     def verdict(self) -> int:
@@ -51,7 +57,7 @@ class Pair:
 
 def pairs_of(groups: Sequence[Group]) -> list[Pair]:
     """Every filtered group with the plain one of the same settings, if there is one."""
-    known = [g for g in groups if g.trials[0].known and COMPARED & g.lines.keys()]
+    known = [g for g in groups if COMPARED & g.lines.keys()]
     filters = [group for group in known if not group.is_plain]
     several = len({group.arm for group in filters}) > 1
     found = []
@@ -66,8 +72,15 @@ def pairs_of(groups: Sequence[Group]) -> list[Pair]:
 
 
 def end(trial: Trial, column: str) -> float:
-    """The value after the last epoch; NaN if it is not a number."""
-    return number(trial.rows[-1].get(column))
+    """The value after the last epoch; NaN if it is not a number.
+
+    Of a loop of one's own the mean of the last tenth of what it noted: its rows may be
+    of single steps.
+    """
+    if trial.known:
+        return number(trial.rows[-1].get(column))
+    noted = [number(row[column]) for row in trial.rows if row.get(column) is not None]
+    return _mean(noted[-math.ceil(len(noted) / LAST) :])
 
 
 def signed(change: Interval, scale: float, digits: int) -> str:
@@ -82,16 +95,24 @@ def signed(change: Interval, scale: float, digits: int) -> str:
 def _pair(name: str, plain: Group, filtered: Group) -> Pair:
     before, after = (_ends(group, "test_accuracy") for group in (plain, filtered))
     gains = paired_changes(after, before)
-    losses = paired_changes(_ends(filtered, "train_loss"), _ends(plain, "train_loss"))
+    plain_losses, own_losses = (_ends(g, "train_loss") for g in (plain, filtered))
+    losses = paired_changes(own_losses, plain_losses)
     return Pair(
         name,
         list(gains),
         _mean([before[seed] for seed in gains]),
         _mean([after[seed] for seed in gains]),
-        interval_or_none(list(gains.values())),
-        interval_or_none(list(losses.values())),
+        interval_of(list(gains.values())),
+        interval_of(list(losses.values())),
         _cost(plain, filtered),
+        _mean([plain_losses[seed] for seed in losses]),
+        _mean([own_losses[seed] for seed in losses]),
     )
+
+
+def interval_of(values: Sequence[float]) -> Interval | None:
+    """The 95 % interval of three seeds or more that differ."""
+    return interval_or_none(values) if len(values) >= FEWEST_SEEDS else None
 
 
 def _cost(plain: Group, filtered: Group) -> float:
@@ -102,10 +123,23 @@ def _cost(plain: Group, filtered: Group) -> float:
 
 def _seconds(group: Group) -> float:
     """The processor's seconds of an epoch, the median over all seeds; or NaN."""
+    if not group.trials[0].known:
+        return _step_seconds(group)
     rows = [row for trial in group.trials for row in trial.rows]
     found = [number(row.get("processor_seconds")) for row in rows]
     # A median, because an epoch's seconds vary with what else the machine does.
     return statistics.median(found) if all(map(math.isfinite, found)) else math.nan
+
+
+def _step_seconds(group: Group) -> float:
+    """Seconds from one row to the next of a loop of one's own, the median; or NaN."""
+    gaps = [
+        number(after.get("elapsed")) - number(before.get("elapsed"))
+        for trial in group.trials
+        for before, after in pairwise(trial.rows)
+    ]
+    there = [gap for gap in gaps if gap > 0]  # a resumed run begins at zero again
+    return statistics.median(there) if there else math.nan
 
 
 def _ends(group: Group, column: str) -> dict[int, float]:

@@ -65,13 +65,17 @@ def figure_sections(folder: Path, scale: str) -> list[Section]:
     return sections
 
 
-def file_sections(paths: Sequence[Path]) -> list[Section]:
+def file_sections(paths: Sequence[Path], baseline: str | None = None) -> list[Section]:
     """The sections of files and folders of rows.
 
     Rows of a figure are a section of their own. All other files are one section, so
     that their runs stand side by side.
+
+    Args:
+        paths: Of files and folders.
+        baseline: The run without a filter among those of a loop of one's own.
     """
-    read = [without_chosen(read_source(path)) for path in _files(paths)]
+    read = [without_chosen(read_source(path, baseline)) for path in _files(paths)]
     loose = [section for section in read if "figure" not in section.facts]
     figures = [section for section in read if "figure" in section.facts]
     figures = _with_counterparts(sorted(figures, key=_papers_first))

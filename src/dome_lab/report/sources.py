@@ -27,9 +27,11 @@ from dome_lab.paper.rows import (
     parse,
 )
 from dome_lab.report import claims_markdown
-from dome_lab.report.labels import MADE_BY, RUN
+from dome_lab.report.labels import FILTERED, MADE_BY, RUN
+from dome_lab.report.own import csv_rows, is_baseline, renamed
 
 SEED = "seed"
+_CHOSEN = {"lr": "learning rate"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +86,8 @@ def without_chosen(section: Section) -> Section:
         replace(t, settings={k: v for k, v in t.settings.items() if k not in chosen})
         for t in section.trials
     ]
-    note = (
-        f"Arms differ in what was chosen for them on other seeds: {', '.join(chosen)}."
-    )
+    words = " and ".join(_CHOSEN.get(name, str(name)) for name in chosen)
+    note = f"Each arm has its own {words}, chosen on other seeds."
     return replace(section, trials=trials, notes=[*section.notes, note])
 
 
@@ -133,12 +134,20 @@ def read_claims(folder: Path) -> list[Claim]:
     return claims
 
 
-def read_source(path: Path) -> Section:
-    """The section of one file; lines that cannot be read are noted."""
-    _check_rows(path)
+def read_source(path: Path, baseline: str | None = None) -> Section:
+    """The section of one file; lines that cannot be read are noted.
+
+    Args:
+        path: JSON lines, or CSV of a loop of one's own.
+        baseline: The run without a filter, where its rows do not say so.
+    """
     content = path.read_bytes()
-    rows = [row for line in content.splitlines(True) if (row := _row(line))]
-    trials, notes = _trials(rows, path.stem)
+    if path.suffix == ".csv":
+        rows = csv_rows(path)
+    else:
+        _check_rows(path)
+        rows = [row for line in content.splitlines(True) if (row := _row(line))]
+    trials, notes = _trials(rows, path.stem, baseline)
     if not trials:
         raise ValueError(f"{path} has no finished run: finish one, or name other rows")
     facts = read_facts(path)
@@ -179,7 +188,9 @@ def _row(line: bytes) -> Row | None:
     return parse(line if line.endswith(b"\n") else line + b"\n")
 
 
-def _trials(rows: Sequence[Row], name: str) -> tuple[list[Trial], list[str]]:
+def _trials(
+    rows: Sequence[Row], name: str, baseline: str | None
+) -> tuple[list[Trial], list[str]]:
     """The runs among rows, and what is to be said about rows that are in none."""
     described = [row for row in rows if NUM_ROWS in row and key_of(row) is not None]
     loose = [row for row in rows if NUM_ROWS not in row or key_of(row) is None]
@@ -195,12 +206,17 @@ def _trials(rows: Sequence[Row], name: str) -> tuple[list[Trial], list[str]]:
             )
         return known_trials(finished), notes
     found: dict[tuple[str, int], list[Row]] = {}
-    for row in loose:
+    for row in map(renamed, loose):
         seed = row.get(SEED)
         key = str(row.get(RUN, name)), seed if isinstance(seed, int) else 0
         found.setdefault(key, []).append(row)
     return [
-        Trial({RUN: run}, seed, mine, known=False)
+        Trial(
+            {RUN: run, FILTERED: not is_baseline(run, mine, baseline)},
+            seed,
+            mine,
+            known=False,
+        )
         for (run, seed), mine in found.items()
     ], []
 

@@ -42,7 +42,7 @@ def test_cost_is_told_beside_the_gain(path):
     append_run(path, run_rows(FILTERED, 0.7, processor_seconds=5.0))
     _, cost, *_ = answered(path)
     assert cost.answer == "2.5 times the time"
-    assert "processor's seconds" in cost.lines[0]
+    assert cost.lines[0] == "of an epoch or step without the filter"
 
 
 def test_against_a_run_that_a_tracker_watches_no_cost_is_told(path):
@@ -111,8 +111,8 @@ def test_many_comparisons_are_counted(path):
 
 def test_one_seed_decides_nothing(path):
     helped, _, removed, _ = answered(write_arms(path, shifts=(0.0,)))
-    assert helped.answer == "Cannot be told yet"
-    assert helped.lines[1] == "50.0 → 70.0 % accuracy; one seed, no interval"
+    assert helped.answer == "Not decided: too few seeds"
+    assert helped.lines[0] == "50.0 → 70.0 % accuracy; one seed, no interval"
     assert removed.answer == "60 %"
     assert "one seed, no interval" in removed.lines[0]
 

@@ -87,6 +87,8 @@ def test_time_is_told_only_where_it_is_known_what_it_is_of():
 
 
 def test_other_columns_of_numbers_have_pictures_too():
-    metrics = metrics_of(groups_of(section(FILTERED, signal_to_noise=2.0)))
-    assert metrics[-1].title == "signal to noise"
+    trial = section(FILTERED).trials[0]
+    rows = [row | {"noise_scale": row["epoch"], "same": 2.0} for row in trial.rows]
+    metrics = metrics_of(groups_of(Section("test", "", [replace(trial, rows=rows)])))
+    assert metrics[-1].title == "noise scale"  # and not what is the same all along
     assert [m.column for m in metrics[:2]] == ["test_accuracy", "train_loss"]

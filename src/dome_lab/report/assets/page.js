@@ -326,7 +326,7 @@ class Part {
   metric(figure) {
     const metric = this.data.metrics[Number(figure.dataset.metric)];
     const chart = new Chart(figure.querySelector(".plot"), {
-      label: metric.title, xName: this.data.time, unit: metric.unit, height: HEIGHT,
+      label: metric.title, xName: metric.along || this.data.time, unit: metric.unit, height: HEIGHT,
     });
     this.charts.push(() => {
       const lines = this.visible().filter((g) => g.lines[metric.column]).map((g) => this.styled(g, g.lines[metric.column]));
