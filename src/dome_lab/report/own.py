@@ -41,6 +41,24 @@ def renamed(row: Row) -> Row:
     return row
 
 
+def timed(rows: Sequence[Row]) -> list[Row]:
+    """Rows of a run whose ``elapsed`` is counted from its first one.
+
+    It is the recorder's, which may have recorded other runs before; in a run that was
+    resumed it begins at zero again.
+    """
+    found, total, last = [], 0.0, None
+    for row in rows:
+        now = row.get("elapsed")
+        if isinstance(now, int | float):
+            if last is not None:
+                total += now - last if now >= last else now
+            last = now
+        known = {} if last is None else {"elapsed": total}
+        found.append({**row, **known})
+    return found
+
+
 def is_baseline(name: str, rows: Sequence[Row], baseline: str | None) -> bool:
     """Whether a run is the arm without a filter."""
     if baseline is not None:

@@ -28,7 +28,7 @@ from dome_lab.paper.rows import (
 )
 from dome_lab.report import claims_markdown
 from dome_lab.report.labels import FILTERED, MADE_BY, RUN
-from dome_lab.report.own import csv_rows, is_baseline, renamed
+from dome_lab.report.own import csv_rows, is_baseline, renamed, timed
 
 SEED = "seed"
 _CHOSEN = {"lr": "learning rate"}
@@ -143,9 +143,10 @@ def read_source(path: Path, baseline: str | None = None) -> Section:
     """
     content = path.read_bytes()
     if path.suffix == ".csv":
-        rows = csv_rows(path)
+        rows, broken = csv_rows(path), []
     else:
         _check_rows(path)
+        broken = broken_notes(path)
         rows = [row for line in content.splitlines(True) if (row := _row(line))]
     trials, notes = _trials(rows, path.stem, baseline)
     if not trials:
@@ -162,7 +163,7 @@ def read_source(path: Path, baseline: str | None = None) -> Section:
         facts,
         mine,
         [f"{path.name}: {len(rows):,} rows, SHA-256 {digest}…"],
-        [*broken_notes(path), *(f"{path.name}: {note}." for note in notes)],
+        [*broken, *(f"{path.name}: {note}." for note in notes)],
     )
 
 
@@ -214,7 +215,7 @@ def _trials(
         Trial(
             {RUN: run, FILTERED: not is_baseline(run, mine, baseline)},
             seed,
-            mine,
+            timed(mine),
             known=False,
         )
         for (run, seed), mine in found.items()

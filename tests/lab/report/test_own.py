@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 import dome
 from dome_lab.report.answers import answers_of
 from dome_lab.report.groups import groups_of, metrics_of
+from dome_lab.report.own import timed
 from dome_lab.report.page import html
 from dome_lab.report.pairs import pairs_of
 from dome_lab.report.sections import file_sections
@@ -28,6 +29,7 @@ def recorded(path, rng, *, filtered, num=6):
 
 def answered(sections):
     (section,) = sections
+    assert not section.notes
     groups = groups_of(section)
     return answers_of(groups, pairs_of(groups)), metrics_of(groups), groups
 
@@ -77,3 +79,8 @@ def test_the_end_of_a_loop_is_the_mean_of_its_last_tenth(tmp_path):
     _, _, groups = answered(file_sections([other, path], baseline="plain"))
     (pair,) = pairs_of(groups)
     assert (pair.loss_before, pair.loss_after) == (7.0, 19.5)
+
+
+def test_seconds_are_those_of_the_run_also_where_it_was_resumed():
+    rows = [{"elapsed": seconds} for seconds in (30.0, 31.0, 33.0, 0.5, 1.5)]
+    assert [row["elapsed"] for row in timed(rows)] == [0.0, 1.0, 3.0, 3.5, 4.5]
