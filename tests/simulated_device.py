@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import (
 )
 
 NAME = "sim"
-# 2.6 has no means to write a backend in Python; 2.10, 2.13 and 2.15 have.
+# 2.8 has no means to write a backend in Python; 2.10, 2.13 and 2.15 have.
 AVAILABLE = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 
 Operation = Callable[..., Any]

@@ -85,13 +85,8 @@ def test_a_name_that_a_torch_does_not_have_is_named_when_it_is_needed():
         missing()
 
 
-@pytest.mark.parametrize("hooks", ["asked for", "not to be asked for, as in torch 2.6"])
 @pytest.mark.parametrize("nested", [False, True])
-def test_the_frame_of_a_checkpoint_is_found_inside_and_nowhere_else(
-    hooks, nested, monkeypatch
-):
-    if hooks != "asked for":
-        monkeypatch.setattr(torch_private, "_top_hooks", None)
+def test_the_frame_of_a_checkpoint_is_found_inside_and_nowhere_else(nested):
     frames = []
 
     def region(x):
@@ -114,8 +109,7 @@ def test_the_frame_of_a_checkpoint_is_found_inside_and_nowhere_else(
     torch.testing.assert_close(x.grad, x.detach().cos())
 
 
-def test_a_reentrant_checkpoint_has_no_frame(monkeypatch):
-    monkeypatch.setattr(torch_private, "_top_hooks", None)
+def test_a_reentrant_checkpoint_has_no_frame():
     frames = []
 
     def region(x):

@@ -77,7 +77,7 @@ class Environment:
 
 
 ENVIRONMENTS = {
-    "oldest": Environment("3.11", "2.6.0", "oldest"),
+    "oldest": Environment("3.11", "2.8.0", "oldest"),
     "2.8": Environment("3.12", "2.8.0", "none"),
     "2.10": Environment("3.13", "2.10.0", "none"),
     "development": Environment("3.11", "2.13.0", "development"),

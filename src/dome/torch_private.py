@@ -23,15 +23,15 @@ try:
     # The abstract kinds behind BatchNorm1d, 2d, 3d and their synchronised and lazy
     # forms, under these names since torch 1.
     # Switches autocast off for all devices at once, also for those that have none, of
-    # which torch.autocast wants to be told. Torch 2.6 to 2.15.
+    # which torch.autocast wants to be told. Torch 2.8 to 2.15.
     from torch._C import _DisableAutocast as no_autocast
     from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
     from torch.nn.modules.instancenorm import _InstanceNorm as AnyInstanceNorm
 
-    # Sees every operation below autograd and autocast. Torch 2.6 to 2.15.
+    # Sees every operation below autograd and autocast. Torch 2.8 to 2.15.
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    # Torch 2.6 to 2.15. A public torch.utils.pytree exists in the newest only.
+    # Torch 2.8 to 2.15. A public torch.utils.pytree exists in the newest only.
     from torch.utils._pytree import (
         tree_flatten,
         tree_map,
@@ -105,15 +105,15 @@ def _lacks(name: str) -> str:
 
 
 # The fused recurrent layers and cells as nn.LSTM and its kin call them: what a
-# TorchFunctionMode gets to see. Torch 2.6 to 2.15.
+# TorchFunctionMode gets to see. Torch 2.8 to 2.15.
 fused = torch._VF
 
 # A number for the backward pass that runs in this thread, -1 outside of one; torch's
-# own checkpointing relies on it. Torch 2.6 to 2.15, no way without it.
+# own checkpointing relies on it. Torch 2.8 to 2.15, no way without it.
 current_graph_task: Callable[[], int] = _needed(torch._C, "_current_graph_task_id")
 
 # Whether the running backward pass comes by a node; RuntimeError for a leaf that
-# autograd.grad() was asked for. Torch 2.6 to 2.15, no way without it.
+# autograd.grad() was asked for. Torch 2.8 to 2.15, no way without it.
 will_run: Callable[[Node], bool] = _needed(torch._C, "_will_engine_execute_node")
 
 
@@ -154,7 +154,7 @@ def hook_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
     earlier = dict(t._backward_hooks or {})
     handle: RemovableHandle = t.register_hook(hook)
     hooks = t._backward_hooks or {}
-    # Torch 2.6 to 2.15: autograd runs them in the order in which they were put there.
+    # Torch 2.8 to 2.15: autograd runs them in the order in which they were put there.
     for number, other in earlier.items():
         del hooks[number]
         hooks[number] = other
@@ -164,7 +164,7 @@ def hook_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
 def hook_after_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:
     """A hook on a filled ``.grad`` that runs before those there are."""
     handle: RemovableHandle = t.register_post_accumulate_grad_hook(hook)
-    # Torch 2.6 to 2.15: they run in the order of this dictionary.
+    # Torch 2.8 to 2.15: they run in the order of this dictionary.
     hooks: Any = t._post_accumulate_grad_hooks
     hooks.move_to_end(handle.id, last=False)
     return handle
@@ -172,7 +172,7 @@ def hook_after_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHand
 
 def inside_transform() -> bool:
     """Whether torch.func or forward-mode differentiation sees what runs now."""
-    # 2.6 to 2.15; without it torch says that functions of dome's cannot be transformed.
+    # 2.8 to 2.15; without it torch says that functions of dome's cannot be transformed.
     functorch = getattr(torch._C, "_functorch", None)
     stack = getattr(functorch, "peek_interpreter_stack", None)
     transformed = stack is not None and stack() is not None
@@ -181,7 +181,7 @@ def inside_transform() -> bool:
 
 def applied(function: type[Function], *args: Any) -> Any:  # noqa: ANN401 (torch's)
     """``function.apply(*args)`` of an autograd function, by the shorter way."""
-    # 2.6 to 2.15: where no transform of torch.func is active, ``apply`` of Function
+    # 2.8 to 2.15: where no transform of torch.func is active, ``apply`` of Function
     # does nothing for us but look whether one is.
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     if active is None or active():
@@ -191,7 +191,7 @@ def applied(function: type[Function], *args: Any) -> Any:  # noqa: ANN401 (torch
 
 def follows_several(t: Tensor | None) -> bool:
     """Whether a gradient stands for several at once (``is_grads_batched``)."""
-    # 2.6 to 2.15; without it torch's own message is all there is.
+    # 2.8 to 2.15; without it torch's own message is all there is.
     functorch = getattr(torch._C, "_functorch", None)
     kinds = ("is_batchedtensor", "is_legacy_batchedtensor")
     asks = [getattr(functorch, kind, None) for kind in kinds]
@@ -224,7 +224,7 @@ def unflattened(vector: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy each source into its target: one call for all, where torch has it."""
-    # 2.6 to 2.15, and what torch's own optimizers are written with.
+    # 2.8 to 2.15, and what torch's own optimizers are written with.
     many = getattr(torch, "_foreach_copy_", None)
     if many is not None:
         many(targets, sources)
@@ -235,7 +235,7 @@ def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """The norm of each tensor: one call for all, where torch has it."""
-    # 2.6 to 2.15, and what torch's own clipping is written with.
+    # 2.8 to 2.15, and what torch's own clipping is written with.
     many = getattr(torch, "_foreach_norm", None)
     if many is not None:
         norms: Sequence[Tensor] = many(list(tensors))
@@ -245,7 +245,7 @@ def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def subtract_each_(targets: Sequence[Tensor], others: Sequence[Tensor]) -> None:
     """Subtract each from its target: one call for all, where torch has it."""
-    # 2.6 to 2.15, and what torch's own optimizers are written with.
+    # 2.8 to 2.15, and what torch's own optimizers are written with.
     many = getattr(torch, "_foreach_sub_", None)
     if many is not None:
         many(list(targets), list(others))
@@ -261,7 +261,7 @@ def raising_if_differentiated(
 
     Also by one of their sources, which torch would take for unused otherwise.
     """
-    # What torch's own once_differentiable is made of: 2.6 to 2.15, no way without it.
+    # What torch's own once_differentiable is made of: 2.8 to 2.15, no way without it.
     refuse = _needed(torch._C._functions, "DelayedError")(
         message.encode(), len(results) + len(sources)
     )
@@ -272,7 +272,7 @@ def raising_if_differentiated(
 
 def not_a_view(t: Tensor) -> Tensor:
     """The same memory as a tensor that autograd does not know as a view."""
-    # 2.6 to 2.15; a copy is the way without it, and where a mode may have kept the
+    # 2.8 to 2.15; a copy is the way without it, and where a mode may have kept the
     # product (selective checkpointing does), which a later operation in place would
     # change behind its back.
     if not t._is_view():
@@ -289,7 +289,7 @@ _num_dispatch_modes: Callable[[], int] | None = getattr(
 
 def schema_arguments(name: str) -> list[list[tuple[str, str, Any]]]:
     """Names, types and defaults of the arguments of an operation, by overload."""
-    # 2.6 to 2.15; without it operations are taken to work entry by entry.
+    # 2.8 to 2.15; without it operations are taken to work entry by entry.
     find = getattr(torch._C, "_jit_get_schemas_for_operator", None)
     schemas = [] if find is None else find(f"aten::{name}")
     return [
@@ -300,13 +300,13 @@ def schema_arguments(name: str) -> list[list[tuple[str, str, Any]]]:
 
 def runs_step_hooks(optimizer: Optimizer) -> bool:
     """Whether an optimizer calls its hooks: wrappers only inherit how to add them."""
-    # 2.6 to 2.15; without it every optimizer is taken for a wrapper and refused.
+    # 2.8 to 2.15; without it every optimizer is taken for a wrapper and refused.
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether calls of this module run code that torch.compile made."""
-    # By name: importing torch._dynamo costs a second that most users need not pay. 2.6
+    # By name: importing torch._dynamo costs a second that most users need not pay. 2.8
     # to 2.15; without these names a compiled module is not told from another.
     compiled = type(module).__name__ == "OptimizedModule"
     return compiled or getattr(module, "_compiled_call_impl", None) is not None
@@ -314,7 +314,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 def stop_compiling() -> None:
     """Let what a compiled function calls from here on run as Python, until it ends."""
-    # Most programs never load the compiler, which costs a second. 2.6 to 2.15: what
+    # Most programs never load the compiler, which costs a second. 2.8 to 2.15: what
     # torch.compiler.disable does around one function; without it torch compiles dome's
     # own code along, with the same rows.
     if "torch._dynamo" in sys.modules:
@@ -325,7 +325,7 @@ def stop_compiling() -> None:
 
 def communication_hook(model: nn.Module) -> str | None:
     """The name of the hook that a DDP model would send gradients by, None without."""
-    # 2.6 to 2.15; without it a hook is not noticed, and not called.
+    # 2.8 to 2.15; without it a hook is not noticed, and not called.
     hooks = getattr(model, "_comm_hooks", ())
     if hooks:
         return getattr(hooks[0][0], "__name__", type(hooks[0][0]).__name__)
@@ -358,8 +358,10 @@ def fsdp_communication(group: Any) -> tuple[Any, Any]:  # noqa: ANN401 (FSDPPara
     return group._reduce_scatter_comm, group._all_gather_comm
 
 
-_top_hooks: Callable[[bool], Any] | None = getattr(
-    torch._C._autograd, "_top_saved_tensors_default_hooks", None
+# What packs and unpacks tensors that are saved now; None says that no checkpoint
+# is active. Asked for every operation. Torch 2.8 to 2.15, no way without it.
+hooks_on_saved: Callable[[], Any | None] = partial(
+    _needed(torch._C._autograd, "_top_saved_tensors_default_hooks"), True
 )
 
 
@@ -369,9 +371,7 @@ def checkpoint_frame() -> Any | None:  # noqa: ANN401 (a class of torch that is 
     It is a ``_CheckpointFrame`` of ``torch.utils.checkpoint``, whose ``recompute_fn``
     computes the region again in backward(); the reentrant kind has none.
     """
-    if _top_hooks is None:
-        return _checkpoint_frame_on_stack()
-    # 2.7 to 2.15: the hook that packs what is saved closes over the frame.
+    # 2.8 to 2.15: the hook that packs what is saved closes over the frame.
     hooks = hooks_on_saved()
     if hooks is None or getattr(hooks[0], "__module__", "") != checkpoint.__name__:
         return None
@@ -388,7 +388,7 @@ def checkpoint_arguments(frame: Any) -> tuple[Any, ...] | None:  # noqa: ANN401
     """What ``checkpoint(function, *args)`` of this frame was given as ``args``.
 
     None for a frame that was made by other ways than this function. To be asked while
-    it runs. Torch 2.6 to 2.15: names of variables in it and its generator.
+    it runs. Torch 2.8 to 2.15: names of variables in it and its generator.
     """
     for caller in _callers(*_CHECKPOINT):
         if _frame_of(caller) is frame:
@@ -400,7 +400,7 @@ def checkpoint_arguments(frame: Any) -> tuple[Any, ...] | None:  # noqa: ANN401
 def in_checkpoint_recomputation() -> bool:
     """Whether what runs now is computed again for a checkpoint that is not reentrant.
 
-    Torch 2.6 to 2.15: by the name of the function that does it.
+    Torch 2.8 to 2.15: by the name of the function that does it.
     """
     return any(True for _ in _callers("recompute_fn"))
 
@@ -408,39 +408,18 @@ def in_checkpoint_recomputation() -> bool:
 def in_reentrant_checkpoint() -> bool:
     """Whether what runs now is in the forward pass of a reentrant checkpoint.
 
-    Torch 2.6 to 2.15: by the variable that says so in ``checkpoint()``.
+    Torch 2.8 to 2.15: by the variable that says so in ``checkpoint()``.
     """
     return any(f.f_locals.get("use_reentrant") for f in _callers(*_CHECKPOINT))
 
 
-# What runs a region: the first in 2.6 to 2.13, the second, called by it, in 2.15.
+# What runs a region: the first in 2.8 to 2.13, the second, called by it, in 2.15.
 _CHECKPOINT = ("checkpoint", "_checkpoint_impl")
-
-
-def _checkpoint_frame_on_stack() -> Any | None:  # noqa: ANN401
-    """In 2.6 the hooks cannot be asked for, but ``checkpoint()`` is among the callers.
-
-    What enters a checkpoint without that function is not seen there.
-    """
-    for caller in _callers(*_CHECKPOINT, "recompute_fn"):
-        if caller.f_code.co_name == "recompute_fn":
-            return None
-        if (found := _frame_of(caller)) is not None:
-            return found
-    return None
-
-
-# What packs and unpacks tensors that are saved now; None says that no checkpoint
-# is active. Asked for every operation. In 2.6 it is the checkpoint itself.
-hooks_on_saved: Callable[[], Any | None] = (
-    _checkpoint_frame_on_stack if _top_hooks is None else partial(_top_hooks, True)
-)
 
 
 def unpacked() -> AbstractContextManager[Any]:
     """Inside, no checkpoint sees which tensors a graph saves."""
-    # Where hooks cannot be asked for, ours are there in any case.
-    if _top_hooks is not None and _top_hooks(True) is None:
+    if hooks_on_saved() is None:
         return nullcontext()
     return saved_tensors_hooks(_as_it_is, _as_it_is)
 
@@ -456,7 +435,7 @@ def unseen() -> AbstractContextManager[Any]:
     """
     if hooks_on_saved() is None:
         return nullcontext()
-    # 2.6 to 2.15; without it a selective checkpoint sees it all the same.
+    # 2.8 to 2.15; without it a selective checkpoint sees it all the same.
     disable = getattr(_python_dispatch, "_disable_current_modes", nullcontext)
     context: AbstractContextManager[Any] = disable()
     return context

@@ -17,7 +17,6 @@ from torch.utils.checkpoint import (
 )
 
 import dome
-from dome import torch_private
 from dome.parameters import Layout
 from dome.samples import PerSample, per_sample_gradients
 from dome.samples.sources.capture import capture_paused
@@ -116,11 +115,8 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("hooks", ["asked for", "as in torch 2.6"])
 @pytest.mark.parametrize(("options", "around"), FORMS.values(), ids=FORMS.keys())
-def test_rows_are_those_without_checkpointing(options, around, hooks, monkeypatch):
-    if hooks != "asked for":
-        monkeypatch.setattr(torch_private, "_top_hooks", None)
+def test_rows_are_those_without_checkpointing(options, around):
     expected = rows_of(network())
     model = network(**options)
     call = functools.partial(around, model) if around else model
@@ -352,7 +348,5 @@ def test_other_ways_into_a_checkpoint_are_refused_by_name():
 
     model = Then(run, layer=nn.Linear(3, 2))
     PerSample(model, Layout(model))
-    if torch_private._top_hooks is None:
-        pytest.skip("in torch 2.6 they are not seen")
     with pytest.raises(RuntimeError, match=r"'layer.weight'.*not entered by"):
         model(torch.randn(B, 3))

@@ -49,7 +49,7 @@ class Region:
     def __call__(self, *inputs: Value) -> None:
         """What torch calls in backward(), with its own copies of ``args`` at the end.
 
-        In torch 2.6 keyword arguments come first, as a dictionary.
+        In torch 2.8 keyword arguments come first, as a dictionary.
         """
         again = self._then.snapshot()
         again.trace.resume = lambda: again
