@@ -1,7 +1,13 @@
+import ast
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
 
 import dome
+
+# Classes that still have the name of another one: none may be added.
+TWICE = {"Ledger", "Products", "Rows", "_Spread"}
 
 
 def run(code):
@@ -36,3 +42,15 @@ def test_a_function_keeps_its_name_after_its_module_was_imported():
         "print(callable(dome.attach), callable(dome.plan), callable(dome.verify))"
     )
     assert run(code) == "True True True"
+
+
+def class_names():
+    for path in Path(dome.__file__).parent.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        yield from (n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
+
+
+def test_no_two_classes_have_one_name():
+    counted = Counter(class_names())
+    assert len(counted) > 100
+    assert {name for name, number in counted.items() if number > 1} <= TWICE

@@ -14,7 +14,7 @@ from dome.numerics.arithmetic import rounding
 from dome.parameters import Layout, Slot
 from dome.samples import per_sample_gradients
 from dome.samples.functional import sample_shares
-from dome.samples.literal import Call, Inputs, loss_of, shares, weighted_losses
+from dome.samples.literal import Inputs, ModelCall, loss_of, shares, weighted_losses
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.refuse import check_capturable
 from dome.samples.tracing.roles import Roles, Signature, check_names, declared
@@ -116,7 +116,7 @@ def verify(
     layout = Layout(model)
     names = declared(samples_in)
     check_names(model, names)
-    batch = Call.of(x, inputs, Roles(Signature.of(model), names))
+    batch = ModelCall.of(x, inputs, Roles(Signature.of(model), names))
     extra: tuple[ParameterError, ...] = ()
     with _evaluating(model):
         if loss_fn is None:
@@ -139,7 +139,7 @@ def verify(
 def _captured(
     model: nn.Module,
     loss_fn: Callable[..., Tensor],
-    batch: Call,
+    batch: ModelCall,
     x: Inputs,
     y: Tensor | None,
     samples_in: tuple[str, ...] | None,

@@ -18,7 +18,7 @@ Inputs = Tensor | tuple[Value, ...] | list[Value] | Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModelCall:
     """What a model is called with, for a whole batch or for one sample of it.
 
     Attributes:
@@ -34,7 +34,7 @@ class Call:
     held: frozenset[int] | None = None
 
     @classmethod
-    def of(cls, x: Inputs, more: Mapping[str, Value], roles: Roles) -> "Call":
+    def of(cls, x: Inputs, more: Mapping[str, Value], roles: Roles) -> "ModelCall":
         """From one tensor, a tuple of inputs or a dictionary of named ones."""
         named = dict(x) if isinstance(x, Mapping) else {}
         args = () if isinstance(x, Mapping) else (x,) if isinstance(x, Tensor) else x
@@ -55,7 +55,7 @@ class Call:
         """What the model returns."""
         return model(*self.args, **self.kwargs)
 
-    def one(self, b: int) -> "Call":
+    def one(self, b: int) -> "ModelCall":
         """Sample b alone: its entry of every tensor that holds B of them."""
 
         def own(t: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class Call:
             return t[num * b : num * (b + 1)] if mine else t
 
         args, kwargs = rebuilt((self.args, self.kwargs), own)
-        return Call(args, kwargs, 1)
+        return ModelCall(args, kwargs, 1)
 
 
 def rebuilt(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
@@ -90,7 +90,7 @@ def shares(
     model: nn.Module,
     layout: Layout,
     loss_fn: Callable[..., Tensor],
-    batch: Call,
+    batch: ModelCall,
     y: Tensor | None,
 ) -> Tensor:
     """The gradient of each sample's share of a loss of the model's results.
@@ -119,7 +119,7 @@ def shares(
 
 
 def weighted_losses(
-    model: nn.Module, layout: Layout, batch: Call, rows: Tensor
+    model: nn.Module, layout: Layout, batch: ModelCall, rows: Tensor
 ) -> tuple[Tensor, float]:
     """The gradients of the losses that a model returns, each as large as its row.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dome.parameters import Layout
 from dome.privacy.errors import PrivacyError
 from dome.privacy.guards.conditions import in_mode, seeded, untouched
-from dome.privacy.guards.inputs import Inputs, Value, sample_dim
+from dome.privacy.guards.inputs import ModelInput, Value, sample_dim
 from dome.privacy.refuse import is_short
 from dome.samples.sources.capture import Capture, capture_paused
 from dome.samples.store.rows import Rows
@@ -54,7 +54,7 @@ def check_independence(
     Returns:
         Whether it was tested: a single sample has none to be mixed with.
     """
-    given = Inputs(model, inputs, batch_dim)
+    given = ModelInput(model, inputs, batch_dim)
     chosen = list(range(min(given.size, MOST)))
     if len(chosen) < 2:
         return False
@@ -87,7 +87,7 @@ class Rerun:
         self,
         model: nn.Module,
         layout: Layout,
-        given: Inputs,
+        given: ModelInput,
         wanted: frozenset[int],
         per_sample: bool,
         batch_dim: int,

@@ -14,7 +14,7 @@ from dome.torch_private import tree_flatten, tree_map_only
 Value = Any
 
 
-class Inputs:
+class ModelInput:
     """What a model was called with.
 
     Args:
