@@ -21,7 +21,7 @@ from dome.trackers.low_rank import LowRankPower
 from dome.world import State
 
 
-class Entry(NamedTuple):
+class StateEntry(NamedTuple):
     """An entry of a block's state that is split.
 
     Attributes:
@@ -59,7 +59,7 @@ class SplitStates:
     def whole(self, only: int | None) -> State:
         """As in one process; on workers that do not get it, less."""
 
-        def collect(state: State, entry: Entry) -> None:
+        def collect(state: State, entry: StateEntry) -> None:
             held = state[entry.name]
             state[entry.name] = self._placement.collected(held, *entry[1:], only)
 
@@ -70,7 +70,7 @@ class SplitStates:
         return self._each(state, self._held)
 
     def _each(
-        self, state: Mapping[str, Tensor], change: Callable[[State, Entry], None]
+        self, state: Mapping[str, Tensor], change: Callable[[State, StateEntry], None]
     ) -> State:
         """A state whose split entries are changed, block by block."""
         changed = dict(state)
@@ -86,18 +86,18 @@ class SplitStates:
             changed |= states.with_prefix(prefix, own)
         return changed
 
-    def _entries(self, block: Block) -> list[Entry]:
+    def _entries(self, block: Block) -> list[StateEntry]:
         members = self._placement.members(block)
         tracker = self._tracker.by_name[block.name]
         if not isinstance(tracker, LowRankPower):
-            return [Entry("basis", members, by_row=False)]
+            return [StateEntry("basis", members, by_row=False)]
         return [
-            Entry(name, [members[i] for i in places], by_row=name != "plain")
+            StateEntry(name, [members[i] for i in places], by_row=name != "plain")
             for name, places in tracker.entries_by_parameter().items()
             if places
         ]
 
-    def _as_dtensors(self, state: State, entry: Entry) -> None:
+    def _as_dtensors(self, state: State, entry: StateEntry) -> None:
         name, chosen, by_row = entry
         if by_row:
             state[name] = self._dtensor(chosen[0], state[name])
@@ -128,7 +128,7 @@ class SplitStates:
         )
         return whole
 
-    def _held(self, state: State, entry: Entry) -> None:
+    def _held(self, state: State, entry: StateEntry) -> None:
         name, chosen, by_row = entry
         slots = [self._layout.slots[i] for i in chosen]
         parts = [state.pop(f"{name}.{slot.name}", None) for slot in slots]
