@@ -207,3 +207,31 @@ def test_a_loop_without_a_filter_is_recorded_as_the_baseline(tmp_path):
         {"step": step, "filtered": False, "elapsed": 0.0, "loss": loss}
         for step, loss in ((1, 3.0), (3, 1.0))
     ]
+
+
+@pytest.mark.parametrize("content", ['{"lr": 0.1}\n', "my notes\n", "[1]", "step\n"])
+def test_a_file_without_rows_is_refused_and_left_alone(tmp_path, content):
+    path = tmp_path / "conf.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"conf\.jsonl has no rows of a Recorder"):
+        dome.Recorder(path)
+    assert path.read_text() == content
+
+
+def test_half_a_row_at_the_end_is_a_line_of_its_own(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with dome.Recorder(path) as recorder:
+        recorder.record(FAKE)
+    whole = path.read_text()
+    path.write_text(whole + '{"step": 4, "fra')
+    with dome.Recorder(path) as recorder:
+        recorder.record(FAKE)
+    assert path.read_text() == whole + '{"step": 4, "fra\n' + whole
+
+
+def test_a_table_of_others_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "conf.csv"
+    path.write_text("lr,seed\n0.1,3\n")
+    with dome.Recorder(path) as recorder, pytest.raises(ValueError, match="differ"):
+        recorder.record(FAKE)
+    assert path.read_text() == "lr,seed\n0.1,3\n"

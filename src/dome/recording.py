@@ -138,12 +138,14 @@ class _Jsonl:
     """An object a line; what is not a number is null."""
 
     def __init__(self, path: Path) -> None:
+        self._ends_whole = _ends_in_a_row(path)
         self._file = Appender(path)
 
     def write(self, record: Record) -> None:
         storable = {k: None if _is_lost(v) else v for k, v in record.items()}
         line = json.dumps(storable, allow_nan=False) + "\n"
-        self._file.append(line.encode())
+        self._file.append((line if self._ends_whole else "\n" + line).encode())
+        self._ends_whole = True
 
     def close(self) -> None:
         self._file.close()
@@ -180,6 +182,27 @@ def _header(path: Path) -> list[str] | None:
         return None
     with path.open(encoding="utf-8", newline="") as file:
         return next(csv.reader(file))
+
+
+def _ends_in_a_row(path: Path) -> bool:
+    """Whether a file may be added to as it is; refused if it has no row of ours.
+
+    A process that was killed may have left half a row at the end.
+    """
+    content = path.read_bytes() if path.exists() else b""
+    if content and not any(map(_is_row, content.splitlines())):
+        raise ValueError(
+            f"{path} has no rows of a Recorder in it: move it away, or name another"
+        )
+    return not content or content.endswith(b"\n")
+
+
+def _is_row(line: bytes) -> bool:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(row, dict) and "step" in row
 
 
 def _flat(stats: Mapping[str, Any]) -> Record:

@@ -8,7 +8,13 @@ from typing import Annotated
 import typer
 
 from dome_lab import interrupts
-from dome_lab.cli.screen import UserError, check_folder, console, one_line_errors
+from dome_lab.cli.screen import (
+    UserError,
+    check_folder,
+    console,
+    one_line_errors,
+    users_values,
+)
 from dome_lab.interrupts import working
 
 
@@ -50,8 +56,20 @@ def command(
         _check_device(device)
         check_folder(out)
         names = questions or ([HEADLINE] if quick else known)
+        with users_values():
+            _check_files(names, out)
         scale = "quick" if quick else "full" if full else "usual"
         _ask(list(dict.fromkeys(names)), scale, out, device)
+
+
+def _check_files(names: list[str], out: Path) -> None:
+    """Find out now whether a file of others has a name that we need."""
+    from dome_lab.paper.outputs import check_own, is_answer
+
+    for name in names:
+        answer = out / f"{name}.json"
+        check_own(answer, is_answer)
+        check_own(answer.with_suffix(".md"), lambda _: answer.exists())  # noqa: B023
 
 
 def _check_device(device: str) -> None:

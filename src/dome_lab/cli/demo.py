@@ -8,13 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dome_lab.cli.screen import check_folder, console, one_line_errors, show_path
+from dome_lab.cli.screen import (
+    check_folder,
+    console,
+    one_line_errors,
+    show_path,
+    users_values,
+)
 from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
     from dome_lab.paper.demo import Plan
 
 DEMO_LOCK = ".demo.lock"  # the folder's own is for the moments of writing rows
+PICTURE = "demo.png"
 
 
 def command(
@@ -50,12 +57,19 @@ def command(
         check_folder(out)
         from dome_lab.paper import demo as experiment
         from dome_lab.paper.lock import locked
+        from dome_lab.paper.outputs import check_own, is_page, is_picture
+        from dome_lab.report.page import REPORT_FILE
+
+        with users_values():
+            check_own(out / PICTURE, is_picture)
+            check_own(out / REPORT_FILE, is_page)
 
         given = {"seeds": seeds, "epochs": epochs, "rank": rank}
         changes: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
         usual = experiment.QUICK if quick else experiment.Config()
         with working(), locked(out, DEMO_LOCK):
-            plan = experiment.prepare(replace(usual, **changes), out, fresh=fresh)
+            with users_values():
+                plan = experiment.prepare(replace(usual, **changes), out, fresh=fresh)
             _announce(plan)
             _compute(plan)
             _conclude(plan)
@@ -97,7 +111,7 @@ def _conclude(plan: Plan) -> None:
     from dome_lab.report.sections import demo_section
 
     comparisons = compare(plan.rows)
-    picture = plan.path.with_name("demo.png")
+    picture = plan.path.with_name(PICTURE)
     save_picture(draw(plan.rows, comparisons), picture)
     console.print(table(comparisons))
     console.print(sentence(comparisons))

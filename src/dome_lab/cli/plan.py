@@ -99,7 +99,7 @@ def command(
                     plan = plan_workers(
                         dim, one, batch_size, num, rate=rate, machine=machine
                     )
-                console.print(str(plan), soft_wrap=True, markup=False)
+                console.print(str(plan), soft_wrap=True)
 
 
 def _plan_here(
@@ -126,7 +126,7 @@ def _plan_here(
             for one in ranks
         ]
     where = "that this machine has left" if memory is None else "given by --memory"
-    console.print(plan_heading(plans, model, where), soft_wrap=True, markup=False)
+    console.print(plan_heading(plans, model, where), soft_wrap=True)
     console.print(plan_table(plans, sorted(set(update_every))))
     console.print(
         "Time is what the filter adds to a step, on average at update_every=n, beside "
@@ -134,7 +134,6 @@ def _plan_here(
         f"{torch.get_num_threads()} threads just now.\nTo choose: "
         f"{plans[0].suggestion}",
         soft_wrap=True,
-        markup=False,
     )
 
 

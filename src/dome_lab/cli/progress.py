@@ -58,7 +58,7 @@ def _bar(
         progress.BarColumn(bar_width=24),
         progress.TaskProgressColumn(),
         time_column,
-        progress.TextColumn("{task.description}"),
+        progress.TextColumn("{task.description}", markup=False),
         console=console,
         transient=transient,
         # Away from a terminal rich would leave an empty line of it.

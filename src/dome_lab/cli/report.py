@@ -33,6 +33,10 @@ def command(
         Path | None,
         typer.Option(help="The page; report.html beside the first rows by default."),
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace a file that is no report."),
+    ] = False,
     title: Annotated[str | None, typer.Option(help="Heading of the page.")] = None,
     baseline: Annotated[
         str | None,
@@ -44,8 +48,9 @@ def command(
     Takes what dome demo, dome reproduce and dome train wrote, and rows of your own.
     """
     with one_line_errors(context, "no page was written"):
+        from dome_lab.paper.outputs import check_apart, check_own, is_page
         from dome_lab.report.page import REPORT_FILE, write_report
-        from dome_lab.report.sections import file_sections
+        from dome_lab.report.sections import file_sections, read_by
 
         if out is None:
             first = paths[0]
@@ -56,6 +61,10 @@ def command(
         if out.is_dir():
             raise UserError(f"--out {out} is a folder: give a file")
         check_folder(out.absolute().parent)
+        with users_values():
+            check_apart(out, read_by(paths))
+            if not force:
+                check_own(out, is_page, way_out=", or add --force")
         names = list(dict.fromkeys(section.name for section in sections))
         what = f"{len(names)} figures" if len(names) > MANY else ", ".join(names)
         with working():

@@ -80,12 +80,30 @@ def command(
 
         folder = out / scale
         folder.mkdir(exist_ok=True)
+        with users_values():
+            _check_files(names, folder)
         with working():
             plan = make_plan(modules, scale, folder)
             if draw_only:
                 _draw(plan)
             else:
                 _run(plan, scale, processes or _default_processes(), yes=yes)
+
+
+def _check_files(names: list[str], folder: Path) -> None:
+    """Find out now whether a file of others has a name that we need."""
+    from dome_lab.paper import outputs
+    from dome_lab.paper.reproduce import CLAIMS_FILE, PICTURES
+    from dome_lab.paper.rows import meta_path
+    from dome_lab.report.page import REPORT_FILE
+
+    outputs.check_own(folder / REPORT_FILE, outputs.is_page)
+    outputs.check_own(folder / CLAIMS_FILE, outputs.is_claims)
+    for name in names:
+        rows = folder / f"{name}.jsonl"
+        outputs.check_own(meta_path(rows), outputs.is_noted)
+        for kind in PICTURES:
+            outputs.check_own(rows.with_suffix(f".{kind}"), outputs.is_picture)
 
 
 def _run(plan: Plan, scale: str, num_workers: int, *, yes: bool) -> None:

@@ -26,8 +26,9 @@ DataDir = Annotated[
     typer.Option(help="Folder of data sets; DOME_DATA, else the Hub, by default."),
 ]
 
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+# Without markup: paths and names may have brackets.
+console = Console(highlight=False, markup=False)
+errors = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
 
 # Where typer keeps its UsageError depends on the version.
 _UsageError: Any = typer.BadParameter.__bases__[0]
@@ -103,13 +104,13 @@ def users_values() -> Iterator[None]:
 
 def show_error(message: str) -> None:
     """Print a message in one line, as errors are."""
-    errors.print(f"dome: {' '.join(message.split())}", style="red", markup=False)
+    errors.print(f"dome: {' '.join(message.split())}", style="red")
 
 
 def tell(notes: Iterable[str]) -> None:
     """Print what was found and is no error, a line each."""
     for note in notes:
-        errors.print(f"dome: {note}", style="yellow", markup=False)
+        errors.print(f"dome: {note}", style="yellow")
 
 
 def check_folder(out: Path) -> None:
@@ -127,7 +128,7 @@ def check_folder(out: Path) -> None:
 
 def show_path(page: Path) -> None:
     """Say where a report is."""
-    console.print(f"Report: {page}", soft_wrap=True, markup=False)
+    console.print(f"Report: {page}", soft_wrap=True)
 
 
 def duration(seconds: float) -> str:
@@ -143,6 +144,6 @@ def duration(seconds: float) -> str:
 
 def _fail(message: str, code: int, debug: bool) -> None:
     if debug:
-        errors.print(traceback.format_exc(), markup=False)
+        errors.print(traceback.format_exc())
     show_error(message)
     raise typer.Exit(code)

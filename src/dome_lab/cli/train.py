@@ -249,6 +249,11 @@ def _check_file(out: Path | None) -> None:
     if out.is_dir():
         raise UserError(f"--out {out} is a folder: give a file")
     check_folder(out.absolute().parent)
+    from dome_lab.paper.outputs import check_own, is_noted
+    from dome_lab.paper.rows import meta_path
+
+    with users_values():
+        check_own(meta_path(out), is_noted)
     if out.exists():
         try:
             out.open("a").close()

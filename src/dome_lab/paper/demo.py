@@ -19,8 +19,9 @@ from pathlib import Path
 
 from dome_lab.paper.device import device_name
 from dome_lab.paper.jobs import Event, Job, compute_jobs
-from dome_lab.paper.mending import mend
-from dome_lab.paper.rows import Key, Row, read_runs, record_session
+from dome_lab.paper.mending import has_ours, mend
+from dome_lab.paper.outputs import check_own, is_noted
+from dome_lab.paper.rows import Key, Row, meta_path, read_runs, record_session
 from dome_lab.paper.run import Run
 from dome_lab.paper.train import compute_run
 
@@ -103,7 +104,9 @@ def prepare(config: Config, folder: Path, *, fresh: bool = False) -> Plan:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ROWS_FILE
+    check_own(meta_path(path), is_noted)
     if fresh:
+        check_own(path, has_ours)
         path.unlink(missing_ok=True)
     mend(path)
     jobs = tuple(Job(NAME, run, compute_run) for run in runs(config))

@@ -19,14 +19,16 @@ _FIRST = b'{"task": '  # how a row of ours begins
 def mend(path: Path) -> None:
     """Leave whole runs in a file; ``ValueError`` if a line in the middle is broken.
 
-    Nobody else may be writing to it. A file that has no row at all is not ours, and is
-    refused, unless it is the beginning of the first one.
+    Nobody else may be writing to it. A file that has no row of ours is refused, unless
+    it is the beginning of the first one.
     """
     content = path.read_bytes() if path.exists() else b""
     lines = content.splitlines(keepends=True)
     rows = _without_torn_end(lines)
-    if not any(rows) and not _is_first(content):
-        raise ValueError(f"{path} has no rows in it: move it away, or name another")
+    if not _has_ours(content, rows):
+        raise ValueError(
+            f"{path} has no rows in it that dome wrote: move it away, or name another"
+        )
     num_kept = len(rows) - _num_torn(rows)
     if broken := _broken(lines, rows):
         gone = sorted({*broken, *_lacking(rows[:num_kept])})
@@ -68,6 +70,19 @@ def _is_first(content: bytes) -> bool:
     return start.startswith(_FIRST) or _FIRST.startswith(start)
 
 
+def has_ours(content: bytes) -> bool:
+    """Whether a file has a row of ours, or the beginning of the first one."""
+    return _has_ours(content, [parse(line) for line in content.splitlines(True)])
+
+
+def _has_ours(content: bytes, rows: Sequence[Row | None]) -> bool:
+    return any(map(_is_ours, rows)) or _is_first(content)
+
+
+def _is_ours(row: Row | None) -> bool:
+    return row is not None and NUM_ROWS in row and key_of(row) is not None
+
+
 def _broken(lines: Sequence[bytes], rows: Sequence[Row | None]) -> list[int]:
     """Numbers of the lines that are no rows, from 1 on."""
     pairs = enumerate(zip(lines, rows, strict=False), start=1)
@@ -81,8 +96,7 @@ def _lacking(rows: Sequence[Row | None]) -> list[int]:
     found, start = [], 0
     while start < len(there):
         number = num_whole(there, start)
-        ours = NUM_ROWS in there[start] and key_of(there[start]) is not None
-        if ours and not number:
+        if _is_ours(there[start]) and not number:
             found.append(places[start] + 1)
         start += number or 1
     return found

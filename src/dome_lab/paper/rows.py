@@ -10,13 +10,16 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from importlib.metadata import version
 from pathlib import Path
 
 from dome.files import append_bytes, write_bytes
+from dome_lab.paper.outputs import check_own, is_noted
 from dome_lab.paper.run import Run, Value
 
 Row = dict[str, Value]
@@ -24,6 +27,11 @@ Key = tuple[str, Run]  # what made the rows (a module's name), and of which run
 
 TRAINING = "train"
 NUM_ROWS, MADE_BY = "of", "made_by"  # the columns that are added to stored rows
+
+_LARGEST = int(sys.float_info.max)
+_DEEPEST = 8  # levels of lists and objects in a row
+# Lines that may hold what JSON allows and rows do not: looked at value by value.
+_IS_ODD = re.compile(rb"\d{300}|\\u[dD]|\xed|[\[{](?:[^\[{]*[\[{]){8}").search
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -115,9 +123,11 @@ def key_of(row: Row) -> Key | None:
     if not needed <= given.keys():
         return None
     try:
-        return str(row.get(MADE_BY, TRAINING)), Run(**given)  # type: ignore[arg-type]
+        run = Run(**given)  # type: ignore[arg-type]
+        hash(run)
     except (TypeError, ValueError):  # a value that no run can have
         return None
+    return str(row.get(MADE_BY, TRAINING)), run
 
 
 def seconds_of(rows: Iterable[Row]) -> float:
@@ -142,6 +152,7 @@ def record_session(
         device: What computes the rows; None if none will be added.
     """
     meta = meta_path(path)
+    check_own(meta, is_noted)
     sessions = _sessions(meta)
     newest = None if device is None else provenance(device)
     if newest is not None and newest not in sessions:
@@ -190,9 +201,27 @@ def parse(line: bytes) -> Row | None:
     """A row, or None for a line that is not one, or is not all there."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return row if line.endswith(b"\n") and isinstance(row, dict) else None
+    whole = line.endswith(b"\n") and isinstance(row, dict)
+    return row if whole and (not _IS_ODD(line) or _is_usable(row)) else None
+
+
+def _is_usable(value: object, depth: int = 0) -> bool:
+    """Whether a value fits a float, a page in UTF-8 and a few levels of nesting."""
+    if isinstance(value, str):
+        return not any(map(_is_surrogate, value))
+    if isinstance(value, int):
+        return abs(value) <= _LARGEST
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        return depth < _DEEPEST and all(_is_usable(one, depth + 1) for one in value)
+    return True
+
+
+def _is_surrogate(character: str) -> bool:
+    return "\ud800" <= character <= "\udfff"
 
 
 def _storable(value: Value) -> Value:

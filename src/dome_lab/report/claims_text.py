@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rich import box
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from dome_lab.paper.claims import FAILS, HOLDS, NOT_EVIDENCE, UNDECIDED, Claim
 
@@ -32,14 +32,13 @@ def figure_table(
 def claims_table(claims: Sequence[Claim]) -> Table:
     """Every claim with its verdict and the numbers behind it."""
     table = _table("figure", "claim", "verdict")
-    table.add_column(escape("measured: mean [95 % interval]"), ratio=1)
+    table.add_column("measured: mean [95 % interval]", ratio=1)
     for claim in claims:
-        colour = COLOURS[claim.verdict]
         table.add_row(
             claim.figure,
             claim.name,
-            f"[{colour}]{claim.verdict}[/{colour}]",
-            escape(numbers(claim)),
+            Text(claim.verdict, style=COLOURS[claim.verdict]),
+            numbers(claim),
             end_section=True,
         )
     return table

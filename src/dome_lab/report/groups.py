@@ -183,7 +183,8 @@ def _single(trial: Trial) -> list[Trial]:
     """
     time_name = _time_name(trial)
     times = [row.get(time_name) for row in trial.rows]
-    if is_spectrum(trial) or len(set(times)) == len(times) or None in times:
+    # By their words, here and below: a value of a row may be a list.
+    if is_spectrum(trial) or len({*map(repr, times)}) == len(times) or None in times:
         return [trial]
     for kind in (str, int):
         names = dict.fromkeys(
@@ -193,17 +194,17 @@ def _single(trial: Trial) -> list[Trial]:
             if isinstance(value, kind)
             and name not in trial.settings.keys() | _NOT_DRAWN
         )
-        parts: dict[tuple[object, ...], list[Row]] = {}
+        parts: dict[str, list[Row]] = {}
         for row in trial.rows:
-            parts.setdefault(tuple(row.get(name) for name in names), []).append(row)
+            parts.setdefault(repr([row.get(name) for name in names]), []).append(row)
         if len(parts) > 1:
             return [
                 one
-                for values, rows in parts.items()
+                for rows in parts.values()
                 for one in _single(
                     replace(
                         trial,
-                        settings=trial.settings | dict(zip(names, values, strict=True)),
+                        settings=trial.settings | {n: rows[0].get(n) for n in names},
                         rows=rows,
                     )
                 )

@@ -15,6 +15,7 @@ from dome_lab.report.sources import Trial
 
 FEWEST_SEEDS = 3  # for an interval
 MOST_POINTS = 500  # of a line; longer ones are averaged over neighbours
+LARGEST = 1e150
 MOST_SPECTRA = 50  # of more, evenly spaced ones are shown
 
 Number = float | None
@@ -43,9 +44,9 @@ class Spectrum:
 
 
 def number(value: object) -> float:
-    """A number of a row; NaN for anything else."""
+    """A number of a row; NaN for anything else, and where squares overflow."""
     good = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if good else math.nan  # type: ignore[arg-type]
+    return float(value) if good and abs(value) < LARGEST else math.nan  # type: ignore[arg-type]
 
 
 def line_of(
@@ -133,9 +134,10 @@ def _times_of(trial: Trial, time_name: str) -> dict[float, dict[float, float]]:
     single = is_spectrum(trial)
     for place, row in enumerate(trial.rows, start=1):
         time = number(row.get(time_name, place))
-        if single:
-            value = number(row["eigenvalue"])
-            found.setdefault(time, {})[number(row["index"])] = value
+        if not math.isfinite(time):
+            continue
+        if single and math.isfinite(index := number(row["index"])):
+            found.setdefault(time, {})[index] = number(row["eigenvalue"])
         elif isinstance(listed := row.get("eigenvalues"), list) and listed:
             found[time] = dict(enumerate(map(number, listed), start=1))
     return found

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from dome.planning.training import Plan
 from dome.planning.units import size
@@ -43,7 +44,7 @@ def plan_table(plans: Sequence[Plan], update_every: Sequence[int]) -> Table:
                 choice.layout,
                 choice.storage.replace(", ", ",\n"),  # for a screen of 80 columns
                 size(choice.memory),
-                "[green]yes[/green]" if choice.fits else "[red]no[/red]",
+                Text("yes", style="green") if choice.fits else Text("no", style="red"),
                 f"{choice.largest_rank:,}",
                 *(_short(choice.seconds_with(n)) for n in update_every),
                 end_section=place == len(plan.choices),

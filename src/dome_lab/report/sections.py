@@ -13,6 +13,7 @@ from dome_lab.report.sources import (
     Section,
     Trial,
     known_trials,
+    noted_beside,
     read_claims,
     read_facts,
     read_source,
@@ -80,6 +81,12 @@ def file_sections(paths: Sequence[Path], baseline: str | None = None) -> list[Se
     figures = [section for section in read if "figure" in section.facts]
     figures = _with_counterparts(sorted(figures, key=_papers_first))
     return ([_merged(loose)] if loose else []) + figures
+
+
+def read_by(paths: Sequence[Path]) -> list[Path]:
+    """The files that a report of these paths is made of."""
+    rows = _files(paths)
+    return [file for path in rows for file in (path, *noted_beside(path))]
 
 
 def _files(paths: Sequence[Path]) -> list[Path]:

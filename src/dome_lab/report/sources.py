@@ -80,8 +80,11 @@ def without_chosen(section: Section) -> Section:
     What that is, is noted beside the rows, and told instead of them.
     """
     chosen = section.facts.get("chosen")
-    if not isinstance(chosen, list) or not chosen:
+    if not chosen:
         return section
+    if not isinstance(chosen, list) or not all(isinstance(c, str) for c in chosen):
+        note = f"chosen, noted beside the rows, is no list of columns: {chosen!r}."
+        return replace(section, notes=[*section.notes, f"{note} It is not used."])
     trials = [
         replace(t, settings={k: v for k, v in t.settings.items() if k not in chosen})
         for t in section.trials
@@ -101,6 +104,11 @@ def known_trials(found: Mapping[Key, list[Row]]) -> list[Trial]:
             settings[MADE_BY] = made_by
         trials.append(Trial(settings, int(str(seed)), list(rows), known=True))
     return trials
+
+
+def noted_beside(rows_path: Path) -> list[Path]:
+    """The files next to rows that are read with them."""
+    return [meta_path(rows_path), rows_path.with_name(CLAIMS_FILE)]
 
 
 def read_facts(rows_path: Path) -> dict[str, object]:
