@@ -64,7 +64,7 @@ class CopiedDirections:
         self.masks = Masks(layout)
         self._local = LocalGradients(model, workers, layout)
         self.attached: Sequence[Attached] = (self.source, self.masks, self._local)
-        self.total, self.stats, self.held = alone, workers.traffic.stats, all_of
+        self.total, self.stats, self.held = alone, workers.stats, all_of
 
     def meet(self, step: int, own: Samples | None) -> tuple[Samples | None, float]:
         """This worker's samples, none of them if only others have some."""

@@ -64,13 +64,13 @@ class FullyShard:
             if fsdp_groups(module)
         ]
         self.attached: Sequence[Attached] = (self._rows, self.masks, *intercepted)
-        self.total, self.stats = workers.total, workers.traffic.stats
+        self.total, self.stats = workers.total, workers.stats
 
     def meet(self, step: int, own: Samples | None) -> tuple[Samples | None, float]:
         """All workers' rows of the numbers held here, shape (P · passes, n)."""
         del own
-        if self._workers.traffic.is_over:
-            self._workers.traffic.begin_step()
+        if self._workers.is_over:
+            self._workers.begin_step()
         rows = self._rows
         mine = Handshake(step, rows.num_kept, refused=rows.came_without)
         everyone = shake_hands(self._workers, mine)
@@ -97,7 +97,7 @@ class FullyShard:
     def put_(self, filtered: Tensor) -> None:
         """Write the part of the filtered gradient that is held here into ``.grad``."""
         self._placement.scatter_(filtered)
-        self._workers.traffic.is_over = True
+        self._workers.is_over = True
 
     def state(self, whole: bool, only: int | None) -> State | None:
         """The state of the trackers: with DTensors, or gathered."""

@@ -42,8 +42,8 @@ class LocalGradients:
     def begin_step(self) -> None:
         """Refuse a communication hook that came since; count bytes from here on."""
         check_no_hook(self._model)
-        self._workers.traffic.begin_step()
-        self._workers.traffic.reduced_by_ddp(self._num_bytes)
+        self._workers.begin_step()
+        self._workers.count_plain(self._workers.ring(self._num_bytes))
 
     def _switch(self, on: bool) -> None:
         self._model.require_backward_grad_sync = on

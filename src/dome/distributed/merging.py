@@ -15,7 +15,7 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from dome.distributed.split import Split
+from dome.distributed.split_basis import Split
 from dome.distributed.workers import Workers
 from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.passes import compute_dtype, gram

@@ -22,19 +22,10 @@ from dome.distributed.handshake import Handshake, shake_hands
 from dome.distributed.local import LocalGradients
 from dome.distributed.merging import check_mergeable, merge_bases
 from dome.distributed.workers import Workers
-from dome.masks import Masks
 from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.shard import alone
 from dome.options import Downstream, FilterOptions
 from dome.parameters import Layout
-from dome.world import (
-    Attached,
-    Samples,
-    State,
-    all_of,
-    make_tracker,
-    pass_through,
-)
+from dome.world import Alone, Attached, Samples, State
 
 SUM = "the sum of the messages of all ranks"
 
@@ -63,16 +54,18 @@ class Messages:
     ) -> None:
         self._exchange = Exchange(compressor, workers, layout)
         stages: tuple[Downstream, ...] = (*options.stages, self._exchange)
-        self.layout, self.options = layout, replace(options, after=stages)
-        self._workers, self._every = workers, every
-        self.tracker = make_tracker(layout, options)
+        self._alone = alone = Alone(
+            model.module, layout, replace(options, after=stages)
+        )
+        self.layout, self.options = layout, alone.options
+        self.source, self.tracker, self.masks = alone.source, alone.tracker, alone.masks
         for tracker in self.tracker.by_name.values() if every else ():
             check_mergeable(tracker, workers.size)
-        self.source = options.source_for(model.module, layout)
-        self.masks = Masks(layout)
         self._local = LocalGradients(model, workers, layout)
-        self.attached: Sequence[Attached] = (self.source, self.masks, self._local)
-        self.total, self.stats, self.held = alone, workers.traffic.stats, all_of
+        self.attached: Sequence[Attached] = (*alone.attached, self._local)
+        self.gradient, self.total, self.zeros = alone.gradient, alone.total, alone.zeros
+        self.held, self.stats = alone.held, workers.stats
+        self._workers, self._every = workers, every
 
     def meet(self, step: int, own: Samples | None) -> tuple[Samples | None, float]:
         """This worker's own samples."""
@@ -80,29 +73,20 @@ class Messages:
         self._exchange.step = step
         if self._every and step and step % self._every == 0:
             self.share_bases()
-        return own, 0.0 if own is None else self.options.sample_scale(len(own))
-
-    def gradient(self) -> Tensor:
-        """This worker's own gradient, shape (D,)."""
-        return self.layout.gather()
-
-    def zeros(self, g: Tensor, norm: Tensor) -> Tensor | None:
-        """The entries of g that a mask holds at zero, shape (D,)."""
-        return self.masks.find({0: g}, norm)
+        return self._alone.meet(step, own)
 
     def put_(self, filtered: Tensor) -> None:
         """Send the filtered gradient, write the average into ``.grad``."""
-        self.layout.scatter_(pass_through(self.options.stages, filtered))
+        self._alone.put_(filtered)
         self._local.send_buffers()
 
     def state(self, whole: bool, only: int | None) -> State | None:
-        """The state of the trackers and of error feedback, once they are shared."""
-        del whole
+        """The state of one process, once bases and error feedback are shared."""
         self.share_bases()
         self._exchange.share_memory()
         if only not in (None, self._workers.rank):
             return None
-        return self.tracker.state_dict() | self.masks.state_dict()
+        return self._alone.state(whole, only)
 
     def share_bases(self) -> None:
         """Give every worker the leading part of the averaged covariance."""

@@ -122,8 +122,8 @@ class AllToAll:
             return
         self._check()
         if not self._rows.is_armed:
-            self._workers.traffic.reduced_by_fsdp("gradient", input_tensor.nbytes)
-            with self._workers.waiting("the reduced gradient"):
+            num_bytes, what = input_tensor.nbytes, "the reduced gradient"
+            with self._workers.reducing(num_bytes, "gradient", what):
                 self._plain(
                     output_tensor, input_tensor.div_(self._divide_by), group, op
                 )
@@ -135,7 +135,7 @@ class AllToAll:
 
 
 class NamedAllGather:
-    """FSDP2's all-gather, whose error says who is missing.
+    """FSDP2's all-gather, whose error says at what this worker gave up.
 
     Args:
         plain: FSDP2's own.
@@ -144,21 +144,9 @@ class NamedAllGather:
 
     def __init__(self, plain: Comm, workers: Workers) -> None:
         self._plain, self._workers = plain, workers
+        self.allocate = plain.allocate
 
-    def allocate(
-        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
-        """Room for what is gathered."""
-        buffer: Tensor = self._plain.allocate(size, dtype=dtype, device=device)
-        return buffer
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> Any:  # noqa: ANN401 (a Work of torch, or None)
+    def __call__(self, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
         """The parameters of all workers."""
-        with self._workers.waiting("the gathered parameters"):
-            return self._plain(output_tensor, input_tensor, group, async_op)
+        with self._workers.sending(0, "control", "the gathered parameters"):
+            return self._plain(*arguments, **named)

@@ -5,8 +5,7 @@ a module reduces for each worker. Modules are reduced one after the other, each 
 of its parameters at once (see ``reduce_scatter.py``).
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +13,8 @@ from torch import Tensor, nn
 from dome.distributed.placement import Placement, chunk_length
 from dome.distributed.workers import Workers
 from dome.parameters import Layout
-from dome.samples.protocol import NONE
 from dome.samples.store.gradients import Gradients
 from dome.torch_private import current_graph_task, when_backward_ends
-
-NOT_CAPTURED = (
-    "{}() is for captured samples, and with fully_shard a sample is the gradient that "
-    "a worker sends: leave it out"
-)
 
 
 class WorkerRows:
@@ -80,24 +73,14 @@ class WorkerRows:
         del due
         return None
 
-    def watch(
-        self,
-        inputs: Sequence[object],
-        named: Mapping[str, object] = NONE,
-        samples_in: tuple[str, ...] | None = None,
-    ) -> AbstractContextManager[None]:
-        """Refused: samples are the gradients that workers send."""
-        del inputs, named, samples_in
-        raise RuntimeError(NOT_CAPTURED.format("watch"))
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise RuntimeError(
+            "with fully_shard a sample is the gradient that a worker sends, and no "
+            "call of the model is captured: leave out watch(), paused() and "
+            "expect_backward()"
+        )
 
-    def expect(self, loss: Tensor) -> None:
-        """Refused: samples are the gradients that workers send."""
-        del loss
-        raise RuntimeError(NOT_CAPTURED.format("expect_backward"))
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Refused: samples are the gradients that workers send."""
-        raise RuntimeError(NOT_CAPTURED.format("paused"))
+    watch = expect = paused = _refuse  # of SampleSource
 
     def newest(self, num_passes: int) -> Tensor | None:
         """The rows of so many passes, the newest, shape (P · passes, n)."""

@@ -1,18 +1,27 @@
 """The other workers: everything that is sent and received goes through here.
 
 Every call is a collective of ``torch.distributed``: all workers must make it, in the
-same order. Bytes are counted. Where one fails, the error says at what, and how torch
-names the worker that is missing.
+same order. Where one fails, the error says at what, and how torch names the worker that
+is missing.
+
+Bytes that this worker sends are counted. A ring all-reduce of n bytes sends
+2 (P − 1)/P n from every worker, an all-gather of n bytes a worker (P − 1) n, an
+all-to-all all but a worker's own part, a reduce-scatter (P − 1)/P n, and a broadcast n
+from all but the last. Frames of the network below are not counted.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dome.distributed.traffic import Traffic
+from dome.diagnostics import FilterStats
+from dome.distributed.traffic import KINDS, DistributedStats
 
 # Newer versions of torch have other names for these two.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -30,16 +39,47 @@ class Workers:
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.group, self.device = group, device
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.traffic = Traffic(self.rank, self.size)
         self._num_steps = 0
+        self._sent: Counter[str] = Counter()  # in this step
+        self._plain = 0  # what would have been sent in this step without a filter
+        self._total = self._total_plain = 0
+        self.is_over = True  # the step that was counted last
+
+    def begin_step(self) -> None:
+        """Start to count anew what a step sends."""
+        self._sent.clear()
+        self._plain, self.is_over = 0, False
+
+    def count_plain(self, num_bytes: int) -> None:
+        """Count bytes that this worker would have sent without a filter."""
+        self._plain += num_bytes
+        self._total_plain += num_bytes
+
+    def ring(self, num_bytes: int) -> int:
+        """Bytes that each worker sends in a ring all-reduce: 2 (P − 1)/P of them."""
+        return -(-2 * (self.size - 1) * num_bytes // self.size)
+
+    def stats(self, base: FilterStats) -> DistributedStats:
+        """The record of a step, with the bytes of it."""
+        sent = {kind: self._sent[kind] for kind in KINDS}
+        return DistributedStats(
+            **asdict(base),
+            worker=self.rank,
+            num_workers=self.size,
+            sent=MappingProxyType(sent),
+            bytes_sent=sum(sent.values()),
+            total_bytes_sent=self._total,
+            ddp_bytes=self._plain,
+            total_ddp_bytes=self._total_plain,
+        )
 
     def table(self, row: Sequence[int]) -> list[list[int]]:
         """The rows of all workers, each of the same number of integers."""
         self._num_steps += 1
         mine = torch.tensor(row, dtype=torch.int64, device=self.device)
         everyone = mine.new_empty(self.size * len(mine))
-        self.traffic.gathered("control", mine.nbytes)
-        with self.waiting("the start of the step"):
+        num_bytes = (self.size - 1) * mine.nbytes
+        with self.sending(num_bytes, "control", "the start of the step"):
             _all_gather(everyone, mine, group=self.group)
         rows: list[list[int]] = everyone.view(self.size, -1).tolist()
         return rows
@@ -47,7 +87,7 @@ class Workers:
     def exchange_words(self, words: dict[str, str]) -> list[dict[str, str]]:
         """The words of all workers, rank by rank; for once, at the beginning."""
         everyone: list[dict[str, str]] = [{} for _ in range(self.size)]
-        with self.waiting("the comparison of options"):
+        with self.sending(0, "control", "the comparison of options"):
             dist.all_gather_object(everyone, words, group=self.group)
         return everyone
 
@@ -62,21 +102,20 @@ class Workers:
 
     def add_up_(self, tensor: Tensor, kind: str) -> None:
         """Add up a tensor over workers in place: the same bits on each."""
-        self.traffic.all_reduced(kind, tensor.nbytes)
-        with self.waiting(f"a sum of {kind}"):
+        with self.sending(self.ring(tensor.nbytes), kind, f"a sum of {kind}"):
             dist.all_reduce(tensor, group=self.group)
 
     def unite_(self, flags: Tensor) -> None:
         """Raise each of some bytes to the largest of all workers, in place."""
-        self.traffic.all_reduced("control", flags.nbytes)
-        with self.waiting("the entries that masks hold"):
+        num_bytes = self.ring(flags.nbytes)
+        with self.sending(num_bytes, "control", "the entries that masks hold"):
             dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.group)
 
     def scatter_sum(self, tensor: Tensor, kind: str) -> Tensor:
         """Of the sum of tensors (P n, ...) over workers, this one's part (n, ...)."""
         part = tensor.new_empty(len(tensor) // self.size, *tensor.shape[1:])
-        self.traffic.count(kind, (self.size - 1) * part.nbytes)
-        with self.waiting(f"the scattered {kind}"):
+        num_bytes = (self.size - 1) * part.nbytes
+        with self.sending(num_bytes, kind, f"the scattered {kind}"):
             _reduce_scatter(part, tensor.contiguous(), group=self.group)
         return part
 
@@ -84,25 +123,23 @@ class Workers:
         """Tensors (n, ...) of all workers, below each other, shape (P n, ...)."""
         tensor = tensor.contiguous()
         everyone = tensor.new_empty(self.size * len(tensor), *tensor.shape[1:])
-        self.traffic.gathered(kind, tensor.nbytes)
-        with self.waiting(f"the gathered {kind}"):
+        num_bytes = (self.size - 1) * tensor.nbytes
+        with self.sending(num_bytes, kind, f"the gathered {kind}"):
             _all_gather(everyone, tensor, group=self.group)
         return everyone
 
     def broadcast_(self, tensor: Tensor, kind: str) -> None:
         """Overwrite a tensor by that of the first worker."""
-        self.traffic.passed_on(kind, tensor.nbytes)
-        with self.waiting(f"the {kind} of the first worker"):
+        num_bytes = 0 if self.rank == self.size - 1 else tensor.nbytes
+        with self.sending(num_bytes, kind, f"the {kind} of the first worker"):
             dist.broadcast(tensor, group=self.group, group_src=0)
 
-    def agree_on(self, generator: torch.Generator | None) -> torch.Generator | None:
-        """A generator in the state that it has on the first worker."""
-        if generator is None:
-            return None
-        state = generator.get_state().to(self.device)
-        self.broadcast_(state, "control")
-        generator.set_state(state.cpu())
-        return generator
+    def agree_on(self, generator: torch.Generator | None) -> None:
+        """Bring a generator to the state that it has on the first worker."""
+        if generator is not None:
+            state = generator.get_state().to(self.device)
+            self.broadcast_(state, "control")
+            generator.set_state(state.cpu())
 
     def exchange(
         self, parts: Sequence[Tensor], lengths: Sequence[int], kind: str
@@ -116,9 +153,9 @@ class Workers:
         """
         leaving = torch.cat([part.reshape(-1) for part in parts])
         others = leaving.numel() - parts[self.rank].numel()
-        self.traffic.count(kind, others * leaving.itemsize)
         arriving = leaving.new_empty(sum(lengths))
-        with self.waiting(f"the exchange of {kind}"):
+        num_bytes = others * leaving.itemsize
+        with self.sending(num_bytes, kind, f"the exchange of {kind}"):
             dist.all_to_all_single(
                 arriving,
                 leaving,
@@ -139,8 +176,7 @@ class Workers:
             group: The workers, perhaps by another process group than this one's.
         """
         arriving = torch.empty_like(vector)
-        self.traffic.reduced_by_fsdp(kind, vector.nbytes)
-        with self.waiting(f"the exchange of {kind}"):
+        with self.reducing(vector.nbytes, kind, f"the exchange of {kind}"):
             dist.all_to_all_single(arriving, vector, group=group)
         return arriving.view(self.size, -1)
 
@@ -172,14 +208,32 @@ class Workers:
     def _gather_at(self, worker: int, tensor: Tensor, kind: str) -> list[Tensor]:
         chosen = worker == self.rank
         parts = [torch.empty_like(tensor) for _ in range(self.size)] if chosen else None
-        self.traffic.count(kind, 0 if chosen else tensor.nbytes)
-        with self.waiting(f"the gathered {kind}"):
+        num_bytes = 0 if chosen else tensor.nbytes
+        with self.sending(num_bytes, kind, f"the gathered {kind}"):
             dist.gather(tensor, parts, group=self.group, group_dst=worker)
         return parts or []
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Say which collective of which step failed, and how to see who is missing."""
+    def reducing(self, num_bytes: int, kind: str, what: str) -> Iterator[None]:
+        """Send a part of the gradient in the place of a reduce-scatter of FSDP2."""
+        if self.is_over:
+            self.begin_step()  # in backward(), before optimizer.step()
+        num_bytes = (self.size - 1) * num_bytes // self.size
+        self.count_plain(num_bytes)
+        with self.sending(num_bytes, kind, what):
+            yield
+
+    @contextmanager
+    def sending(self, num_bytes: int, kind: str, what: str) -> Iterator[None]:
+        """Count bytes; say at what a collective failed, and how to see who is missing.
+
+        Args:
+            num_bytes: Sent by this worker.
+            kind: What they are for.
+            what: The collective, in words.
+        """
+        self._sent[kind] += num_bytes
+        self._total += num_bytes
         try:
             yield
         except RuntimeError as error:
