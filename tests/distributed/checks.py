@@ -588,6 +588,24 @@ def values_that_are_not_finite_stay_where_they_are_and_out_of_the_basis(place):
 
 
 @check
+def what_samples_cost_is_told_once_by_the_first_worker(place):
+    model, optimizer, grad_filter = start(place, 6)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for x, y in batches(rng(), 2):
+            step(model, optimizer, mine(place, x), mine(place, y))
+    told = [str(w.message) for w in told if " travel in this step" in str(w.message)]
+    share = (len(mine(place, x)) + 1) / 2
+    if place.rank or place.size == 1 or share <= 2:
+        assert not told
+    else:
+        (words,) = told
+        assert f"{share:.1f} times the bytes of DDP" in words
+        assert 'samples="worker"' in words
+    grad_filter.detach()
+
+
+@check
 def local_gradients_cost_the_traffic_of_ddp_and_little_more(place):
     model, optimizer, grad_filter = start(place, 6, samples="worker")
     num_steps = 5
