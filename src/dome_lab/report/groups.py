@@ -145,7 +145,9 @@ def metrics_of(groups: Sequence[Group]) -> list[Metric]:
         Metric(column, column.replace("_", " "))
         for column in sorted(others, key=lambda c: (c in _STATS, c))
     ]
-    return known + _compared(known, present) + named
+    first = [metric for metric in known if metric.column in COMPARED[::2]]
+    rest = [metric for metric in known if metric not in first]
+    return first + _compared(known, present) + rest + named
 
 
 def _compared(known: Sequence[Metric], present: set[str]) -> list[Metric]:
@@ -153,7 +155,10 @@ def _compared(known: Sequence[Metric], present: set[str]) -> list[Metric]:
     for column in COMPARED:
         for metric in known:
             if metric.column == column:
-                made = [replace(metric, along=axis) for axis in AXES.values()]
+                made = [
+                    replace(metric, title=f"{metric.title} by {axis}", along=axis)
+                    for axis in AXES.values()
+                ]
                 return [m for m in made if m.key in present]
     return []
 

@@ -168,7 +168,7 @@ def _shown(part: Part) -> dict[str, object]:
         "answers": part.answers,
         "pairs": [_pair(pair) for pair in part.pairs],
         "metrics": part.metrics,
-        "num_main": sum(m in MAIN for m in part.metrics),
+        "num_main": sum(m in MAIN or bool(m.along) for m in part.metrics),
         "has_spectra": any(group.spectra for group in groups),
         "groups": [_group(group, groups, different) for group in groups],
         "different": [name.replace("_", " ") for name in different],
