@@ -139,7 +139,9 @@ def make(name: str, images: int) -> Case:
     config = getattr(transformers, f"{name}Config")(**CONFIGS[name])
     model_class = getattr(transformers, f"{name}ForConditionalGeneration")
     given = inputs(name, images)
-    return Case(model_class(config), given, split, batch=BATCH, samples_in=tuple(given))
+    # Images go to whichever sentence has a place for them.
+    text = tuple(key for key in given if key.endswith(("_ids", "_mask")))
+    return Case(model_class(config), given, split, batch=BATCH, samples_in=text)
 
 
 MODELS: dict[str, Callable[[], Case]] = {

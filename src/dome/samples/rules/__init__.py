@@ -18,6 +18,7 @@ from dome.samples.rules.embedding import embedding, embedding_bag, lookup
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.grouped import grouped_mm
 from dome.samples.rules.linear import addmm, baddbmm, linear, matmul
+from dome.samples.rules.masked import masked_scatter
 from dome.samples.rules.norm import (
     batch_norm,
     group_norm,
@@ -67,6 +68,7 @@ RULES: dict[Callable[..., Value], Rule] = {
     **dict.fromkeys(operations("addmm"), addmm),
     **dict.fromkeys(operations("cat", "concat", "concatenate", "stack"), concatenate),
     **dict.fromkeys(operations("baddbmm"), baddbmm),
+    **dict.fromkeys(operations("masked_scatter", "masked_scatter_"), masked_scatter),
     F.scaled_dot_product_attention: broadcast,
     **dict.fromkeys(BROADCASTING, broadcast),
 }

@@ -26,6 +26,8 @@ from dome.torch_private import tree_flatten, tree_map, tree_unflatten
 def fallback(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
     """Run an operation without a rule once for each sample, vectorised."""
     values, spec = tree_flatten((args, kwargs))
+    # What an index or a mask names may differ from batch to batch.
+    call.is_due |= not trace.again and any(map(_names, values))
     rows = _numbered(trace, call)
     if rows is None:
         axes = _axes(trace, call, values)
@@ -121,6 +123,13 @@ def _shifted(t: Tensor) -> Tensor:
     ramp = torch.arange(t.numel(), device=t.device, dtype=torch.float32)
     golden = (ramp * 0.618034) % 1
     return t.detach() + golden.view(t.shape).to(t.dtype)
+
+
+def _names(value: Value) -> bool:
+    """Whether a value is a tensor of indices or a mask."""
+    if not isinstance(value, Tensor):
+        return False
+    return not (value.is_floating_point() or value.is_complex())
 
 
 def _axes(trace: Trace, call: Call, values: list[Value]) -> dict[int, Axis | None]:
