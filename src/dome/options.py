@@ -19,7 +19,6 @@ from dome.samples import (
     SampleSource,
     Use,
     declared,
-    for_directions,
     source_for,
 )
 from dome.trackers import TRACKERS, Tracker
@@ -233,7 +232,6 @@ class FilterOptions:
         self, model: nn.Module, layout: Layout, use: Use | None = None
     ) -> SampleSource:
         """Where samples of a model's parameters come from; ``use`` for a stream."""
-        rank = self.direction_rank
         return source_for(
             self.samples,
             model,
@@ -242,7 +240,7 @@ class FilterOptions:
             samples_in=declared(self.samples_in),
             allow_mixing=self.allow_mixing,
             ignore_penalty=self.ignore_penalty,
-            choose=None if rank is None else for_directions(rank),
+            direction_rank=self.direction_rank,
             use=use if self.stream else None,
         )
 

@@ -8,20 +8,17 @@ from dome.samples.protocol import SampleSource
 from dome.samples.sources.microbatch import MicroBatch
 from dome.samples.sources.opacus import OpacusSamples, carries_grad_sample
 from dome.samples.sources.per_sample import PerSample
-from dome.samples.store.factors import Choose, for_directions
 from dome.samples.store.streamed import Use
 from dome.samples.tracing.refuse import check_one_process
 from dome.samples.tracing.roles import declared
 
 __all__ = [
-    "Choose",
     "MicroBatch",
     "OpacusSamples",
     "PerSample",
     "SampleSource",
     "Use",
     "declared",
-    "for_directions",
     "per_sample_gradients",
     "source_for",
 ]
@@ -38,7 +35,7 @@ def source_for(
     samples_in: tuple[str, ...] | None = None,
     allow_mixing: bool = False,
     ignore_penalty: bool = False,
-    choose: Choose | None = None,
+    direction_rank: int | None = None,
     use: Use | None = None,
 ) -> SampleSource:
     """The source of samples by its name; a model under Opacus' hooks is recognised.
@@ -51,7 +48,7 @@ def source_for(
         samples_in: The names of the inputs that hold samples.
         allow_mixing: Let tracked parameters meet samples that were mixed.
         ignore_penalty: Do not ask whether samples account for all of the gradient.
-        choose: Which per-sample gradients are kept as products.
+        direction_rank: Rank of the directions that samples are kept as products for.
         use: Give the rows of each layer to this while backward() runs, and drop them.
     """
     if kind not in KINDS:
@@ -78,6 +75,6 @@ def source_for(
         samples_in=samples_in,
         allow_mixing=allow_mixing,
         ignore_penalty=ignore_penalty,
-        choose=choose,
+        direction_rank=direction_rank,
         use=use,
     )

@@ -16,7 +16,6 @@ from dome.numerics.factors import FactorBatch
 from dome.parameters import Layout
 from dome.samples.protocol import NONE
 from dome.samples.sources.capture import capture_of
-from dome.samples.store.factors import Choose
 from dome.samples.store.rows import Rows
 from dome.samples.store.streamed import StreamedRows, Use
 from dome.samples.tracing.refuse import check_capturable
@@ -43,7 +42,7 @@ class PerSample:
             loss, as differential privacy must.
         ignore_penalty: Let the loss have terms that are no sample's and that cannot
             be recognised, as an L2 or L1 penalty on the weights is.
-        choose: Which samples are kept as what rows are products of.
+        direction_rank: Keep samples as products, for directions of this rank.
         use: Give the rows of each layer to this while backward() runs, and drop them.
     """
 
@@ -57,13 +56,15 @@ class PerSample:
         allow_mixing: bool = False,
         strict: bool = False,
         ignore_penalty: bool = False,
-        choose: Choose | None = None,
+        direction_rank: int | None = None,
         use: Use | None = None,
     ) -> None:
         check_capturable(model)
         self.rows: Rows | StreamedRows
         if use is None:
-            self.rows = Rows(layout, ignore_penalty=ignore_penalty, choose=choose)
+            self.rows = Rows(
+                layout, ignore_penalty=ignore_penalty, direction_rank=direction_rank
+            )
         else:
             self.rows = StreamedRows(layout, use, ignore_penalty=ignore_penalty)
         self._capture = capture_of(model, batch_dim, declared(samples_in))

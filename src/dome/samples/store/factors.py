@@ -6,7 +6,7 @@ norms, weights that are made of other weights) and of small weights that meet so
 positions of a sample that rows are the faster of the two.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,16 +17,6 @@ from dome.numerics.thin import SMALL_WEIGHT, can_be_thin
 from dome.parameters import Slot
 from dome.samples.store.wanted import Pass
 from dome.torch_private import version_of, versions_of
-
-# Whether samples of a parameter of this shape are kept as this product.
-Choose = Callable[[Sequence[int], Product], bool]
-
-
-def for_directions(rank: int) -> Choose:
-    """Products that directions of a rank are best multiplied with as they are."""
-    return lambda shape, product: (
-        can_be_thin(shape, rank) and not as_rows(product, rank)
-    )
 
 
 def as_rows(product: Product, rank: int) -> bool:
@@ -47,7 +37,7 @@ class FactorGroup:
         task: The backward pass.
         dtype: Of rows.
         device: Where they are.
-        choose: Which samples are kept as products.
+        rank: Of the directions that products are kept for.
         spare: Buffers of former steps, by the first column of a parameter.
     """
 
@@ -57,14 +47,14 @@ class FactorGroup:
         task: int,
         dtype: torch.dtype,
         device: torch.device,
-        choose: Choose,
+        rank: int,
         spare: dict[int, Tensor],
     ) -> None:
         self.num_rows = num_rows
         self.task = task
         self.written: set[int] = set()
         self.passes: set[Pass] = set()
-        self._dtype, self._device, self._choose = dtype, device, choose
+        self._dtype, self._device, self._rank = dtype, device, rank
         self._spare = spare
         self._rows: dict[int, _Kept] = {}
         # Each with how often its tensors were written to when it was taken.
@@ -88,8 +78,8 @@ class FactorGroup:
         return found.rows if zero and found.buffer is not None else None
 
     def keep(self, slot: Slot, product: Product) -> bool:
-        """Take samples as a product, if that is chosen; else rows are to be made."""
-        if not self._choose(slot.shape, product):
+        """Take samples as a product, if that is cheaper; else rows are to be made."""
+        if not can_be_thin(slot.shape, self._rank) or as_rows(product, self._rank):
             return False
         held = product, versions_of(product.tensors)
         self._products.setdefault(slot.start, []).append(held)

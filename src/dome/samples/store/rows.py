@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dome.numerics.factors import FactorBatch, Product
 from dome.parameters import Layout
 from dome.samples.store.audit import Audit, Entry, entry
-from dome.samples.store.factors import Choose, FactorGroup, batch_of
+from dome.samples.store.factors import FactorGroup, batch_of
 from dome.samples.store.gradients import Gradients, came_without_samples
 from dome.samples.store.group import AnyGroup, Group, by_samples
 from dome.samples.store.reading import read
@@ -36,8 +36,8 @@ class Rows:
         layout: The parameters, and which columns are whose.
         functional: Rows are wanted of autograd.grad(), which leaves .grad alone.
         ignore_penalty: Do not ask whether rows account for all of the gradient.
-        choose: Which samples are kept as what rows are products of; then
-            ``take_factors`` takes the place of ``take``.
+        direction_rank: Keep samples as products where directions of this rank are
+            best multiplied with those; ``take_factors`` then replaces ``take``.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class Rows:
         *,
         functional: bool = False,
         ignore_penalty: bool = False,
-        choose: Choose | None = None,
+        direction_rank: int | None = None,
     ) -> None:
         self.layout = layout
-        self._choose = choose
-        self.keeps_products = choose is not None
+        self._direction_rank = direction_rank
+        self.keeps_products = direction_rank is not None
         self.active = True
         self.least = Reach.COMPUTES if functional else Reach.FILLS
         self._forward_seen = self._empty_seen = False
@@ -242,10 +242,10 @@ class Rows:
 
     def _new_group(self, batch: int, task: int) -> AnyGroup:
         like, dtype = self.layout.parameters[0], self.layout.common_dtype
-        if self._choose is None:
+        if self._direction_rank is None:
             return Group(self._buffer(batch, dtype, like), batch, task)
-        choose, spare = self._choose, self._spare_rows
-        return FactorGroup(batch, task, dtype, like.device, choose, spare)
+        rank, spare = self._direction_rank, self._spare_rows
+        return FactorGroup(batch, task, dtype, like.device, rank, spare)
 
     def _buffer(self, batch: int, dtype: torch.dtype, like: Tensor) -> Tensor:
         for i, spare in enumerate(self._spare):
