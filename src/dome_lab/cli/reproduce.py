@@ -26,6 +26,7 @@ from dome_lab.interrupts import working
 if TYPE_CHECKING:
     from dome_lab.paper.cost import TimeLeft
     from dome_lab.paper.figures import FigureModule
+    from dome_lab.paper.jobs import Job
     from dome_lab.paper.reproduce import Conclusion, Plan
 
 SCALES = ("smoke", "cpu", "full", "paper")
@@ -238,9 +239,17 @@ def _compute(plan: Plan, num_workers: int) -> list[Conclusion]:
         time_left = _time_left(plan, num_workers)
         for event in followed(compute(plan, num_workers), time_left):
             if event.stored:
+                _log(event.job, time_left)
                 draw_ready()
     draw_ready()
     return done
+
+
+def _log(job: Job, time_left: TimeLeft) -> None:
+    """A line for each run where no progress bar is seen, such as in a file."""
+    if not console.is_terminal:
+        left = duration(time_left.seconds)
+        console.print(f"{job}: stored; about {left} left.", soft_wrap=True)
 
 
 def _draw(plan: Plan) -> None:

@@ -207,6 +207,7 @@ def test_a_run_of_another_command_is_waited_for_and_not_computed_again(tmp_path)
 def test_how_long_it_takes_is_told_before_the_first_epoch(tmp_path):
     result = run("fig90", "--scale", "smoke", "--out", tmp_path, "--processes", 2)
     told = " ".join(result.output.split())
+    assert told.count(": stored; about") == 4  # no terminal, no bar
     assert "4 runs, 2 at a time: about 0 s, corrected as epochs end." in told
 
 
