@@ -17,12 +17,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from torch import Tensor
 
-from dome.diagnostics import FilterStats
 from dome.files import Appender
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Value = int | float | bool | None
 Record = dict[str, Value]
@@ -31,11 +33,11 @@ FILTERED = "filtered"  # the column that says no in a loop without a filter
 
 
 class HasStats(Protocol):
-    """A ``GradientFilter``, or anything else with ``.stats``."""
+    """A ``GradientFilter``, a private filter, or anything else with ``.stats``."""
 
     @property
-    def stats(self) -> FilterStats:
-        """What the last step did."""
+    def stats(self) -> "DataclassInstance":
+        """What the last step did: a dataclass of numbers."""
 
 
 class _Sink(Protocol):

@@ -44,6 +44,7 @@ def attach(
     after: Downstream | Sequence[Downstream] = (),
     generator: torch.Generator | None = None,
     batch_dim: int | None = None,
+    samples_in: str | Sequence[str] | None = None,
 ) -> PrivateFilter:
     """Make every ``optimizer.step()`` private: filter, clip, add noise, count.
 
@@ -79,6 +80,8 @@ def attach(
             to nobody who knows its seed. Without one the operating system's
             cryptographic generator is used.
         batch_dim: Which dimension of the model's input enumerates samples, if not 0.
+        samples_in: Which inputs of the model hold samples, as in ``dome.attach``;
+            needed if it takes more than one tensor. All others hold none.
 
     Returns:
         The filter; ``.detach()`` undoes this call.
@@ -100,6 +103,7 @@ def attach(
         after=after,
         loss_reduction=loss_reduction,
         batch_dim=batch_dim,
+        samples_in=samples_in,
     )
     check_no_filter(optimizer)
     check_model(model)

@@ -11,6 +11,7 @@ is used nowhere in it, nor any ``.grad`` that autograd made.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from dome.privacy.guards import (
     ParameterGuard,
 )
 from dome.privacy.randomness import Randomness
-from dome.privacy.refuse import check_parameters, check_precision
+from dome.privacy.refuse import check_parameters, check_precision, check_products
 from dome.privacy.releases import (
     MOMENT_SENSITIVITY,
     clipped_sum_,
@@ -43,6 +44,23 @@ if TYPE_CHECKING:
     from dome.privacy.sampling import PoissonLoader
 
 BASIS, BUDGET, GUARD = "basis.", "budget.", "guard."
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateStats:
+    """What may be told of a private step: nothing in it comes from samples.
+
+    Attributes:
+        step: Steps that have been paid for.
+        noise_multiplier: σ of each.
+        sample_rate: Probability with which a sample is in a batch.
+        expected_batch_size: L, what sums are divided by.
+    """
+
+    step: int
+    noise_multiplier: float
+    sample_rate: float
+    expected_batch_size: float
 
 
 class PrivateFilter(Hooked):
@@ -138,6 +156,16 @@ class PrivateFilter(Hooked):
         """Steps that have been paid for."""
         return self._budget.num_steps
 
+    @property
+    def stats(self) -> PrivateStats:
+        """What ``Recorder`` writes: numbers that cost no privacy."""
+        return PrivateStats(
+            self.num_steps,
+            self.noise_multiplier,
+            self._budget.sample_rate,
+            self.expected_batch_size,
+        )
+
     def epsilon(self, delta: float) -> float:
         """What all steps so far have cost, everything that they released included.
 
@@ -169,10 +197,14 @@ class PrivateFilter(Hooked):
         """Take what the optimizer made of a private gradient; called after its step."""
         self._parameters.settle()
 
-    @own_arithmetic
     def step(self) -> None:
         """Put a private gradient in the place of ``.grad``; count its cost first."""
+        check_products(self._layout.device)
         check_precision(self._model)
+        self._step()
+
+    @own_arithmetic
+    def _step(self) -> None:
         self._check()
         if self._loader is None:
             raise PrivacyError(
@@ -189,10 +221,10 @@ class PrivateFilter(Hooked):
         if V is not None:
             sigma, sigma_basis = divided(self.noise_multiplier, self._share)
             std = sigma_basis * MOMENT_SENSITIVITY / L
-            moment = self._noised(second_moment_(rows, V, C).double() / C**2 / L, std)
+            moment = self._noised(second_moment_(rows, V, C) / C**2 / L, std)
         if U is not None and self._basis.filters_first:
             without_span_(rows, U)
-        release = self._noised(clipped_sum_(rows, C).double(), sigma * C) / L
+        release = self._noised(clipped_sum_(rows, C), sigma * C) / L
         release = release.to(self._layout.dtype)
         gradient = release
         if U is not None:

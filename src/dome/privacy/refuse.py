@@ -59,14 +59,70 @@ def is_short(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize < 4
 
 
-def check_no_autocast(device: torch.device) -> None:
-    """Refuse a call of the model under autocast, which computes in 16 bits."""
+def check_products(device: torch.device) -> None:
+    """Refuse settings under which products of float32 numbers keep fewer bits.
+
+    Asked before every call of the model, when its backward pass begins, and at the
+    step, because they can be switched on at any time.
+    """
     if torch.is_autocast_enabled(device.type):
         raise PrivacyError(
-            "the model is called under autocast, in 16 bits: rounding to them depends "
-            "on the batch size, so that one sample more would move the gradients of "
-            "all others. Leave autocast out"
+            "autocast is on where the model is called or differentiated, in 16 bits: "
+            "rounding to them depends on the batch size, so that one sample more would "
+            "move the gradients of all others. Leave autocast out"
         )
+    for name in (*_EVERYWHERE, *_ON_DEVICE.get(device.type, ())):
+        value = _setting(name)
+        if value not in _EXACT:
+            raise PrivacyError(
+                f"torch.{name} is {value!r}: products or convolutions of float32 "
+                f"numbers keep fewer than 24 bits, and how they are rounded depends on "
+                f"the batch size, so that one sample more would move the gradients of "
+                f"all others. Switch it off: {_cure(name)}"
+            )
+
+
+# None where this torch does not know a setting, or another one speaks for it.
+_EXACT = (None, False, "highest", "ieee", "none")
+_EVERYWHERE = ("get_float32_matmul_precision()", "backends.fp32_precision")
+_REDUCED = "backends.cuda.matmul.allow_{}_reduced_precision_reduction"
+_ON_DEVICE = {
+    "cpu": (
+        "backends.mkldnn.fp32_precision",
+        "backends.mkldnn.matmul.fp32_precision",
+        "backends.mkldnn.conv.fp32_precision",
+        "backends.mkldnn.rnn.fp32_precision",
+    ),
+    "cuda": (
+        "backends.cuda.matmul.fp32_precision",
+        "backends.cuda.matmul.allow_tf32",
+        "backends.cudnn.conv.fp32_precision",
+        "backends.cudnn.rnn.fp32_precision",
+        "backends.cudnn.allow_tf32",
+        _REDUCED.format("fp16"),
+        _REDUCED.format("bf16"),
+    ),
+}
+
+
+def _setting(name: str) -> object:
+    """What a setting of torch says."""
+    value: object = torch
+    try:
+        for part in name.removesuffix("()").split("."):
+            value = getattr(value, part)
+        value = value() if callable(value) else value
+    # Torch refuses the older name of a setting whose newer one was used.
+    except (AttributeError, RuntimeError):
+        return None
+    return value[0] if isinstance(value, tuple) else value
+
+
+def _cure(name: str) -> str:
+    if name.endswith("()"):
+        return "torch.set_float32_matmul_precision('highest')"
+    off = "'ieee'" if name.endswith("fp32_precision") else "False"
+    return f"torch.{name} = {off}"
 
 
 def check_nothing_else(rows: Tensor, gradient: Tensor) -> None:

@@ -13,12 +13,14 @@ from dome.privacy.errors import PrivacyError
 from dome.privacy.guards import (
     BatchGuard,
     Forward,
+    InputGuard,
     ParameterGuard,
     Watch,
     check_independence,
 )
 from dome.privacy.refuse import check_nothing_else
-from dome.samples import PerSample
+from dome.samples import PerSample, declared
+from dome.samples.tracing.roles import Roles, Signature
 
 NUM_TESTS = (
     3  # batches that are looked at: in one, sums over samples may agree by chance
@@ -49,10 +51,18 @@ class PrivateSamples:
     ) -> None:
         self._model, self._layout, self._options = model, layout, options
         self._batch_dim = options.batch_dim or 0
-        self.batches = BatchGuard(budget, layout.parameters, self._batch_dim)
+        names = declared(options.samples_in)
+        self._roles = Roles(Signature.of(model), names)
+        self.batches = BatchGuard(
+            budget, layout.parameters, InputGuard(model, self._roles, self._batch_dim)
+        )
         # Mixing is found by the independence test, as a PrivacyError with its own cure.
         self._source = PerSample(
-            model, layout, batch_dim=options.batch_dim, allow_mixing=True
+            model,
+            layout,
+            batch_dim=options.batch_dim,
+            samples_in=names,
+            allow_mixing=True,
         )
         self._watch = Watch(model, layout.device, parameters, self.batches)
         self._tested = Counter[tuple[bool, ...]]()
@@ -97,6 +107,7 @@ class PrivateSamples:
                     self._layout,
                     call.inputs,
                     call.reached,
+                    self._roles,
                     batch_dim=self._batch_dim,
                     mean=self._options.loss_reduction == "mean",
                 )

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from dome.privacy.accounting import Budget
 from dome.privacy.digests import digest, sample_digests
 from dome.privacy.errors import PrivacyError
+from dome.privacy.guards.inputs import InputGuard
 from dome.privacy.guards.marks import WHOLE, Marks, marked
+from dome.privacy.refuse import check_products
 from dome.samples.store.wanted import Leaves, Reach
 from dome.samples.tracing.nested import all_tensors
 from dome.torch_private import current_graph_task
@@ -30,22 +32,22 @@ class Forward:
     Args:
         args: Arguments of the call.
         kwargs: Keyword arguments of the call.
-        batch_dim: Which dimension of the first tensor among them enumerates samples.
+        known: Which of them hold samples.
 
     Attributes:
         inputs: Arguments and keyword arguments.
         passes: Numbers of output tensors that gradients came through, by the pass.
-        dtype: Of the first input tensor.
+        dtype: Of the first input tensor that holds samples.
         samples: Its samples' digests.
         whole: Its digest, where samples do not lie along a dimension.
     """
 
     def __init__(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], batch_dim: int
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: InputGuard
     ) -> None:
         self.inputs = args, kwargs
         self.passes: dict[int, set[int]] = {}
-        first = next(iter(all_tensors((args, kwargs))), torch.zeros(0))
+        first, batch_dim = known.first(args, kwargs), known.batch_dim
         self.dtype, self.whole = first.dtype, [digest(first)]
         self.samples = [0][:0]
         if first.ndim > batch_dim:
@@ -137,13 +139,13 @@ class BatchGuard:
     Args:
         budget: Pays for a batch that no step was taken with.
         parameters: The trainable ones: without any gradient, earlier calls are void.
-        batch_dim: Which dimension of the model's input enumerates samples.
+        inputs: Knows which inputs of the model hold samples.
     """
 
     def __init__(
-        self, budget: Budget, parameters: tuple[nn.Parameter, ...], batch_dim: int
+        self, budget: Budget, parameters: tuple[nn.Parameter, ...], inputs: InputGuard
     ) -> None:
-        self._budget, self._parameters, self._batch_dim = budget, parameters, batch_dim
+        self._budget, self._parameters, self._inputs = budget, parameters, inputs
         self._waiting: Drawn | None = None
         self._calls: list[Forward] = []
         self._leaves = Leaves()
@@ -181,7 +183,7 @@ class BatchGuard:
             map(_has_gradient, self._parameters)
         ):
             self._calls.clear()  # zero_grad() threw away what came of them
-        call = Forward(args, kwargs, self._batch_dim)
+        call = Forward(args, kwargs, self._inputs)
         self._calls.append(call)
         return call
 
@@ -195,6 +197,7 @@ class BatchGuard:
         trained = (p for p in self._parameters if p.requires_grad)
         # autograd.grad() leaves ``.grad`` alone.
         if any(self._leaves.reach(p) is Reach.FILLS for p in trained):
+            check_products(self._parameters[0].device)
             call.passes.setdefault(current_graph_task(), set()).add(number)
 
     def waiting(self) -> Drawn:

@@ -22,6 +22,7 @@ from dome.privacy.refuse import is_short
 from dome.samples.sources.capture import Capture, capture_paused
 from dome.samples.store.rows import Rows
 from dome.samples.tracing.nested import all_tensors, tensors
+from dome.samples.tracing.roles import Roles
 from dome.torch_private import TorchDispatchMode
 
 MOST = 8  # samples that are looked at, so that large models have room for it
@@ -33,6 +34,7 @@ def check_independence(
     layout: Layout,
     inputs: Value,
     outputs: Iterable[int],
+    roles: Roles,
     *,
     batch_dim: int = 0,
     mean: bool = True,
@@ -48,13 +50,14 @@ def check_independence(
         layout: Its tracked parameters.
         inputs: Arguments and keyword arguments of a call.
         outputs: Numbers of those tensors it returns that the loss was computed from.
+        roles: Which inputs hold samples.
         batch_dim: Which dimension of the inputs enumerates samples.
         mean: Whether a loss that the model returns is a mean over samples.
 
     Returns:
         Whether it was tested: a single sample has none to be mixed with.
     """
-    given = ModelInput(model, inputs, batch_dim)
+    given = ModelInput(model, inputs, roles, batch_dim)
     chosen = list(range(min(given.size, MOST)))
     if len(chosen) < 2:
         return False
@@ -147,7 +150,7 @@ class Rerun:
         """G of these samples, None if the probe does not exist; the buffers after."""
         args, kwargs = self._given.only(chosen)
         rows = Rows(self._layout, functional=True)
-        capture = Capture(self._model, self._batch_dim)
+        capture = Capture(self._model, self._batch_dim, self._given.samples_in)
         capture.subscribe(rows, allow_mixing=True)  # to be found here, by comparing
         try:
             with untouched(self._model), seeded(seed, self._layout.device):

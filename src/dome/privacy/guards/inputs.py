@@ -1,6 +1,6 @@
 """Some of the samples of a model's input, in another order, the rest as it is."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from dome.privacy.errors import PrivacyError
 from dome.samples.tracing.nested import all_tensors
+from dome.samples.tracing.roles import Roles
 from dome.torch_private import tree_flatten, tree_map_only
 
 # A tensor, a number, a container of them: torch types it no closer.
@@ -20,11 +21,14 @@ class ModelInput:
     Args:
         model: Bags of its embeddings make samples of a pair (indices, offsets).
         value: Arguments and keyword arguments of the call.
+        roles: Which of them hold samples.
         batch_dim: Which dimension of them enumerates samples.
     """
 
-    def __init__(self, model: nn.Module, value: Value, batch_dim: int) -> None:
-        self._value, self._batch_dim = value, batch_dim
+    def __init__(
+        self, model: nn.Module, value: Value, roles: Roles, batch_dim: int
+    ) -> None:
+        self._value, self.samples_in = value, roles.declared
         leaves = tree_flatten(self._value)[0]
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if len(found) != len(all_tensors(self._value)):
@@ -33,12 +37,14 @@ class ModelInput:
                 "samples cannot be taken apart to test whether the model mixes them: "
                 "give the model tensors, tuples, lists or dictionaries of them"
             )
-        bags = [m for m in model.modules() if isinstance(m, nn.EmbeddingBag)]
-        self._bounds = _bounds(found, bags)
-        self._offsets = None if self._bounds is None else found[1]
-        self.size = found[0].shape[batch_dim]
+        self._bounds = _bounds(found, _bags(model))
+        self._dims: dict[int, int] = {}
         if self._bounds is not None:
-            self.size = len(self._bounds) - 1
+            self._offsets, self.size = found[1], len(self._bounds) - 1
+            return
+        named = roles.named(*value)
+        self.size, places = roles.assigned(named, batch_dim)
+        self._dims = {id(t): places[n].dim for n, t in named if n in places}
 
     def only(self, chosen: Sequence[int]) -> Value:
         """Arguments and keyword arguments with these samples, in copies."""
@@ -49,7 +55,7 @@ class ModelInput:
 
     def _selector(self, chosen: Sequence[int]) -> Callable[[Tensor], Tensor]:
         def select(t: Tensor) -> Tensor:
-            dim = sample_dim(t, self.size, self._batch_dim)
+            dim = self._dims.get(id(t))
             if dim is None:
                 return t.detach().clone()
             index = torch.tensor(chosen, device=t.device)
@@ -74,6 +80,44 @@ class ModelInput:
             return t.detach().clone()
 
         return select
+
+
+class InputGuard:
+    """Knows which inputs of a call hold samples, or refuses the call.
+
+    A fixed input that is as long as the batch would be taken for samples, and the
+    gradients of its entries for theirs: clipping these bounds nothing.
+
+    Args:
+        model: What is called.
+        roles: Which inputs hold samples.
+        batch_dim: Which dimension of them enumerates samples.
+    """
+
+    def __init__(self, model: nn.Module, roles: Roles, batch_dim: int) -> None:
+        self._bags, self._roles = _bags(model), roles
+        self.batch_dim = batch_dim
+
+    def first(self, args: Sequence[Value], kwargs: Mapping[str, Value]) -> Tensor:
+        """The first input that holds samples; it tells which samples they are."""
+        named = self._roles.named(args, kwargs)
+        several = [(name, t) for name, t in named if t.ndim]
+        if _bounds([t for _, t in named], self._bags) is not None or len(several) < 2:
+            return named[0][1] if named else torch.zeros(0)
+        if self._roles.declared is None:
+            names = ", ".join(repr(name) for name, _ in several)
+            raise PrivacyError(
+                f"the model is called with several tensors, {names}, and which of them "
+                f"hold samples cannot be told for certain: name them, "
+                f"attach(..., samples_in=({several[0][0]!r},)); all others are taken "
+                f"to be the same for all samples"
+            )
+        places = self._roles.assigned(named, self.batch_dim)[1]
+        return dict(named)[next(iter(places))]
+
+
+def _bags(model: nn.Module) -> list[nn.EmbeddingBag]:
+    return [m for m in model.modules() if isinstance(m, nn.EmbeddingBag)]
 
 
 def sample_dim(t: Tensor, size: int, batch_dim: int) -> int | None:

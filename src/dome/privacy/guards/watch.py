@@ -9,7 +9,7 @@ from torch import nn
 
 from dome.privacy.guards.batches import BatchGuard, Forward
 from dome.privacy.guards.parameters import ParameterGuard
-from dome.privacy.refuse import check_no_autocast
+from dome.privacy.refuse import check_products
 
 
 class Watch:
@@ -66,7 +66,7 @@ class Watch:
             return
         self._parameters.check()
         if torch.is_grad_enabled() and self._batches.is_waiting:
-            check_no_autocast(self._device)
+            check_products(self._device)
             self._call = self._batches.saw(args, kwargs)
 
     def _after(self, _: nn.Module, __: object, output: object) -> None:
