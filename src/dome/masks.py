@@ -24,6 +24,7 @@ from dome.torch_private import (
     current_graph_task,
     hook_after_first,
     hook_first,
+    never_compile,
     when_backward_ends,
 )
 
@@ -58,6 +59,7 @@ class Masks:
         self._has_arrived = False
         self._task, self._num_running = -1, 0
         self._num_steps, self._has_told = 0, False
+        never_compile("dome")
         # FSDP2 fills .grad by itself, and no hook sees the gradient before.
         hook, note = (
             (hook_first, Masks._note)

@@ -6,8 +6,9 @@ and what happens without it; the other rooms use them under the names given here
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from inspect import signature
 from types import FrameType
 from typing import Any
 
@@ -47,6 +48,7 @@ except ImportError as error:
 __all__ = [
     "AnyBatchNorm",
     "AnyInstanceNorm",
+    "GraphBreak",
     "TorchDispatchMode",
     "applied",
     "base_of",
@@ -60,24 +62,27 @@ __all__ = [
     "fsdp_communication",
     "fsdp_groups",
     "fused",
+    "hook_after_first",
     "hook_first",
     "hooks_on_saved",
     "in_checkpoint_recomputation",
+    "in_compiled_autograd",
     "in_reentrant_checkpoint",
     "inside_transform",
     "is_compiled",
+    "never_compile",
     "no_autocast",
     "norms_of",
     "not_a_view",
     "raising_if_differentiated",
     "runs_step_hooks",
     "schema_arguments",
-    "stop_compiling",
     "subtract_each_",
     "tree_flatten",
     "tree_map",
     "tree_map_only",
     "tree_unflatten",
+    "uncompiled",
     "unflattened",
     "unpacked",
     "unseen",
@@ -312,7 +317,7 @@ def is_compiled(module: nn.Module) -> bool:
     return compiled or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def stop_compiling() -> None:
+def _stop_compiling() -> None:
     """Let what a compiled function calls from here on run as Python, until it ends."""
     # Most programs never load the compiler, which costs a second. 2.8 to 2.15: what
     # torch.compiler.disable does around one function; without it torch compiles dome's
@@ -321,6 +326,68 @@ def stop_compiling() -> None:
         set_callback = getattr(torch._C._dynamo.eval_frame, "set_eval_frame", None)
         if set_callback is not None:
             set_callback(None)
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Let compiled modules and functions that are called inside run as Python."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    _stop_compiling()
+    # Public since 2.6. It holds for all threads: what another one calls meanwhile is
+    # not compiled either, and gives the same numbers.
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def never_compile(package: str) -> None:
+    """Have torch.compile leave the code of a package as it is: Python.
+
+    Otherwise it looks into hooks and modes, which it cannot follow, and warns.
+    """
+    # Where an optimizer was made the compiler is loaded. 2.6 to 2.15; without it there
+    # are warnings.
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    add = getattr(rules, "add", None)
+    if add is not None and package not in _never_compiled:
+        _never_compiled.add(package)
+        add(package)
+
+
+_never_compiled: set[str] = set()
+
+
+class GraphBreak:
+    """A hook that does nothing, at which torch.compile ends a graph without a warning.
+
+    Args:
+        reason: What is said where there may be one graph only (``fullgraph=True``).
+    """
+
+    _is_seen = False
+
+    def __init__(self, reason: str) -> None:
+        if "torch._dynamo" in sys.modules and not GraphBreak._is_seen:
+            GraphBreak._is_seen = True
+            # The reason may be given since 2.8.
+            takes_reason = "reason" in signature(torch.compiler.disable).parameters
+            more = {"reason": reason} if takes_reason else {}
+            disabled = torch.compiler.disable(GraphBreak.__call__, **more)
+            GraphBreak.__call__ = disabled  # type: ignore[method-assign]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GraphBreak, ("",)
+
+    def __call__(self, *_: object) -> None:
+        """Nothing."""
+
+
+def in_compiled_autograd() -> bool:
+    """Whether the running backward pass is one that torch compiled."""
+    # 2.6 to 2.15; without it torch's own errors about queue_callback are all there is.
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    return bool(getattr(compiled, "in_compiled_autograd_region", False))
 
 
 def communication_hook(model: nn.Module) -> str | None:

@@ -52,7 +52,8 @@ def test_sources_that_want_the_same_parameters_both_get_them(model):
 
 def test_hooks_are_registered_once_and_go_with_the_last_source(model):
     first, second = sources(model, *matrices_and_rest(model))
-    assert len(model._forward_hooks) == len(model._forward_pre_hooks) == 1
+    assert len(model._forward_hooks) == 1
+    assert len(model._forward_pre_hooks) == 2  # one is where the compiler stops
     first.detach()
     backward(model, torch.randn(4, 3))
     assert len(second.take()) == 4

@@ -25,11 +25,18 @@ from dome.samples.tracing.nested import Value
 from dome.samples.tracing.refuse import reentrant
 from dome.samples.tracing.roles import WATCHED, Roles, Signature, check_names
 from dome.torch_private import (
+    GraphBreak,
     checkpoint_frame,
     in_checkpoint_recomputation,
     in_reentrant_checkpoint,
     inside_transform,
-    stop_compiling,
+    never_compile,
+    uncompiled,
+)
+
+ONE_GRAPH = (
+    "dome captures samples where the model is called, as Python: leave fullgraph=True "
+    "out, or compile parts of the model with it"
 )
 
 
@@ -86,7 +93,9 @@ class Capture:
         self._strict |= {id(taker)} if strict else set()
         model = self._model()
         if model is not None and not self._handles:
+            never_compile("dome")
             self._handles = (
+                model.register_forward_pre_hook(GraphBreak(ONE_GRAPH)),
                 model.register_forward_pre_hook(self._enter, with_kwargs=True),
                 model.register_forward_hook(self._leave, always_call=True),
             )
@@ -171,8 +180,6 @@ class Capture:
         wanted: Wanted,
         again: bool,
     ) -> None:
-        # Of a compiled model, a captured pass runs as it was before it was compiled.
-        stop_compiling()
         if inside_transform():
             return  # what torch.func differentiates leaves .grad alone
         inputs = inputs_of(model, *given, roles, self.batch_dim, self._last_offset)
@@ -187,6 +194,8 @@ class Capture:
         mode.trace.strict = not ids.isdisjoint(self._strict)
         mode.roles = roles
         mode.trace.begin(inputs, wanted)
+        # Of a compiled model, a captured pass runs as it was before it was compiled.
+        self._stack.enter_context(uncompiled())
         self._stack.callback(mode.trace.end)
         self._stack.enter_context(mode)
         self._watching = True

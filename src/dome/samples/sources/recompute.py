@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.refuse import not_understood
-from dome.torch_private import checkpoint_arguments
+from dome.torch_private import checkpoint_arguments, uncompiled
 
 if TYPE_CHECKING:
     from dome.samples.sources.capture import Capture
@@ -60,7 +60,7 @@ class Region:
         # backward() inside watch(...): there the first mode is still looking.
         self.mode.root.num_replays += 1
         try:
-            with again:
+            with uncompiled(), again:
                 self.inner(*inputs)
         finally:
             self.mode.root.num_replays -= 1

@@ -16,7 +16,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from dome.numerics.factors import Product
 from dome.parameters import Layout
-from dome.torch_private import current_graph_task, will_run
+from dome.torch_private import current_graph_task, in_compiled_autograd, will_run
 
 
 class Reach(IntEnum):
@@ -40,6 +40,12 @@ class Leaves:
         """What the running backward pass does about the gradient of a parameter."""
         if not p.requires_grad:
             return Reach.NOTHING  # frozen since the forward pass
+        if in_compiled_autograd():
+            raise RuntimeError(
+                "this backward() runs under compiled autograd, which does not tell "
+                "which gradients it fills: switch compiled autograd off; models may be "
+                "compiled all the same"
+            )
         found = self._nodes.get(id(p))
         # Moving a parameter to another device or type gives it a new node.
         if found is None or found[:2] != (p.device, p.dtype):
