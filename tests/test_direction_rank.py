@@ -10,7 +10,7 @@ from torch import nn
 import dome
 from dome.parameters import Layout
 from dome.samples.store import factors
-from dome.trackers.blockwise import ranks_of
+from dome.trackers.blocks import ranks_of
 from dome.trackers.low_rank import LowRankPower
 
 K, R = 3, 2

@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from dome.filter import GradientFilter
 from dome.hooking import Hooked
 from dome.newcomers import Newcomers, held_by
-from dome.numerics import cpu
 from dome.parameters import selected
 from dome.torch_private import runs_step_hooks
 
@@ -24,8 +23,6 @@ def attach(
     **options: Any,  # noqa: ANN401 (GradientFilter names and checks them)
 ) -> GradientFilter:
     """Filter the gradients of every ``optimizer.step()`` from now on.
-
-    On a CPU, glibc also keeps up to 128 MiB of what is freed from now on, for speed.
 
     Args:
         model: The model that is trained.
@@ -68,9 +65,6 @@ def call_before_step(
     optimizer: Optimizer, grad_filter: Hooked, newcomers: Newcomers | None = None
 ) -> None:
     """Let an optimizer call a filter before every step, or after every closure."""
-    here = [p for p in held_by(optimizer) if p.device.type == "cpu"]
-    if here:
-        cpu.keep_what_steps_free(sum(p.numel() * p.element_size() for p in here))
     hook = _before_step(grad_filter, newcomers)
     grad_filter.hook_into(optimizer.register_step_pre_hook(hook))
     _filter_of[optimizer] = grad_filter

@@ -22,7 +22,7 @@ from dome.samples import (
     source_for,
 )
 from dome.trackers import TRACKERS, Tracker
-from dome.trackers.intake import check_whole
+from dome.trackers.samples import check_whole
 from dome.trackers.low_rank import LowRankPower
 
 LOSS_REDUCTIONS = ("mean", "sum")

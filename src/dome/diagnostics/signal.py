@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.passes import multiply, squared_norms
+from dome.numerics.linalg import product, squared_norms
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def signal_to_noise(grads: Tensor, basis: Tensor | None = None) -> SignalToNoise
     deviation = grads - mean
     squares = torch.stack([_squares(deviation), _squares(mean)])
     if basis is not None:
-        inside = [multiply(rows, basis).square().sum() for rows in (deviation, mean)]
+        inside = [product(rows, basis).square().sum() for rows in (deviation, mean)]
         squares = squares - torch.stack(inside)
     spread, length = squares.tolist()
     return from_squares(spread, length, len(grads))

@@ -18,7 +18,7 @@ from torch import Tensor
 from dome.distributed.split_basis import Split
 from dome.distributed.workers import Workers
 from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.passes import compute_dtype, gram
+from dome.numerics.linalg import compute_dtype, gram
 from dome.trackers import Tracker
 
 MOST_COLUMNS = 8192  # of A: the eigenvectors of AᵀA take its cube in flops

@@ -14,9 +14,9 @@ from torch import Tensor
 from dome import state as states
 from dome.distributed.placement import Placement
 from dome.masks import here
-from dome.numerics.factored import HELD
+from dome.trackers.basis import HELD
 from dome.parameters import Block, Layout, Slot
-from dome.trackers.blockwise import Blockwise
+from dome.trackers.blocks import Blocks
 from dome.trackers.low_rank import LowRankPower
 from dome.world import State
 
@@ -48,7 +48,7 @@ class SplitStates:
     """
 
     def __init__(
-        self, layout: Layout, placement: Placement, tracker: Blockwise
+        self, layout: Layout, placement: Placement, tracker: Blocks
     ) -> None:
         self._layout, self._placement, self._tracker = layout, placement, tracker
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.passes import compute_dtype, multiply, row_blocks
+from dome.numerics.linalg import block_rows, compute_dtype, product
 
 
 def largest_angle(V: Tensor, W: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ def principal_angles(V: Tensor, W: Tensor) -> Tensor:
         [0.0, 1.5708]
     """
     V, W = _wide_first(V, W)
-    C = multiply(W.T, V)
+    C = product(W.T, V)
     cosines = torch.linalg.svdvals(C).clamp(max=1.0)
     squares = torch.linalg.eigvalsh(_outside(V, W, C)).clamp(0.0, 1.0)
     return torch.where(
@@ -83,7 +83,7 @@ def subspace_overlap(V: Tensor, W: Tensor) -> float:
         0.5
     """
     V, W = _wide_first(V, W)
-    return float(multiply(W.T, V).square().sum() / W.shape[1])
+    return float(product(W.T, V).square().sum() / W.shape[1])
 
 
 def _wide_first(V: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,8 @@ def _outside(V: Tensor, W: Tensor, C: Tensor) -> Tensor:
     """RᵀR of R = W − V Cᵀ, formed explicitly block by block, shape (L, L)."""
     total, dtype = C.new_zeros(len(C), len(C)), compute_dtype(V.dtype)
     C = C.to(dtype)
-    for rows in row_blocks(V, V.shape[1] + W.shape[1]):
-        residual = torch.addmm(W[rows].to(dtype), V[rows].to(dtype), C.T, alpha=-1)
+    num = block_rows(V.shape[1] + W.shape[1], V.device)
+    for v, w in zip(V.split(num), W.split(num), strict=True):
+        residual = torch.addmm(w.to(dtype), v.to(dtype), C.T, alpha=-1)
         total += residual.T @ residual
     return total

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dome.numerics.factors import FactorBatch, Product, Use
+from dome.numerics.linalg import IsTrue
 from dome.numerics.shard import Shard, Total, alone
 from dome.numerics.sides import Units, Vectors
 from dome.numerics.thin import (
@@ -31,7 +32,6 @@ from dome.numerics.thin import (
     orthonormal,
     used_up,
 )
-from dome.numerics.together import IsTrue, looked_up
 from dome.torch_private import flattened, subtract_each_, unflattened
 
 # Squared share that one of r columns must have of its own to be a direction.
@@ -232,7 +232,7 @@ class Directions:
         M: Tensor,
         seed: int,
         total: Total,
-        is_true: IsTrue = looked_up,
+        is_true: IsTrue = bool,
     ) -> "Directions":
         """U C + Gᵀ M, of which each column keeps rank r in every weight.
 

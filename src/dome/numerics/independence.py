@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dome.numerics.directions import Directions
-from dome.numerics.orthonormal import DEPENDENT, inverse_cholesky, sweep
-from dome.numerics.together import IsTrue, looked_up
+from dome.numerics.linalg import DEPENDENT, IsTrue, inverse_cholesky, sweep
 
 ATTEMPTS = 8  # to find random directions that do not depend on others
 
@@ -36,7 +35,7 @@ class Independent:
 
 
 def independent(
-    U: Directions, random: Callable[[int], Directions], is_true: IsTrue = looked_up
+    U: Directions, random: Callable[[int], Directions], is_true: IsTrue = bool
 ) -> Independent:
     """Directions, with random ones where they are zero or depend on others.
 

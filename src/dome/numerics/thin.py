@@ -24,10 +24,8 @@ import torch
 from torch import Tensor
 
 from dome.numerics.factors import Product, Use
-from dome.numerics.orthonormal import inverse_cholesky
-from dome.numerics.passes import sum_of_pieces
+from dome.numerics.linalg import IsTrue, inverse_cholesky, product
 from dome.numerics.shard import Total
-from dome.numerics.together import IsTrue, looked_up
 
 # A weight with more numbers is never made into rows: 256 kB a sample in float32.
 SMALL_WEIGHT = 1 << 16
@@ -142,7 +140,7 @@ class Thin:
             else:
                 if kept.written is None:
                     kept.written = self.written_out()
-                part += sum_of_pieces(kept.written, self._rows(grads).T).T
+                part += product(kept.written, self._rows(grads).T).T
         return kept
 
     def left_products(
@@ -250,7 +248,7 @@ class Thin:
 
 
 def orthonormal_turns(
-    grams: Tensor, floor: float, is_true: IsTrue = looked_up
+    grams: Tensor, floor: float, is_true: IsTrue = bool
 ) -> tuple[Tensor, bool]:
     """What makes columns with these Gram matrices (..., r, r) orthonormal.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dome.numerics.passes import block_rows
+from dome.numerics.linalg import block_rows
 from dome.numerics.thin import SMALL_WEIGHT, is_thin
 
 FLOAT = 4  # bytes of a number in gradients and samples

@@ -8,7 +8,7 @@ network's speed and flops over the device's, which are arguments. Nothing is mea
 from dataclasses import dataclass
 from functools import partial
 
-from dome.numerics.products import is_pairwise
+from dome.trackers.power import is_pairwise
 from dome.planning.memory import FLOAT, SMALL, filter_memory, largest_rank
 from dome.planning.training import update_flops
 from dome.planning.units import size

@@ -19,6 +19,7 @@ against 6 B T n m of a forward and backward pass; K r (n + m) numbers are stored
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -28,12 +29,12 @@ from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.directions import Directions, Products, Shapes
 from dome.numerics.factors import FactorBatch
 from dome.numerics.independence import Independent, independent
-from dome.numerics.orthonormal import upper_factor
+from dome.numerics.linalg import IsTrue, upper_factor
 from dome.numerics.shard import Shard, Total, alone
-from dome.numerics.together import Ask, Assumed, IsTrue, Steps, looked_up, together
-from dome.trackers.intake import Intake, check_whole
-from dome.trackers.protocol import Update
+from dome.trackers.protocol import Sums, Update
+from dome.trackers.samples import Batches, check_whole
 from dome.trackers.states import check_small, draw_seed
+from dome.trackers.tracker import update_all
 
 # Squared share that a column of (U T)ᵀ Y has of its own, below which it is rounding;
 # ‖V‖ over the mean's, in units of the precision, below which V is.
@@ -57,6 +58,46 @@ class Sought(NamedTuple):
     V: Tensor
     core: Tensor
     most: int
+
+
+@dataclass(slots=True)
+class Batch:
+    """Samples, and what an update has found out about them so far.
+
+    Attributes:
+        grads: The samples, parameter by parameter.
+        scale: Factor on all of them.
+        num_samples: B, of all workers.
+        seen: Their products with U.
+        sought: What U is to become.
+        turned: The same in directions of low rank, on the terms of assumptions.
+    """
+
+    grads: FactorBatch
+    scale: float
+    num_samples: int
+    seen: Products = field(init=False)
+    sought: Sought = field(init=False)
+    turned: tuple[Independent, Tensor, Tensor] | None = field(init=False)
+
+
+class Assumed:
+    """Takes conditions that nearly always hold for true, to be asked about together.
+
+    What is computed on such terms is thrown away where one of them did not hold.
+    """
+
+    def __init__(self) -> None:
+        self._conditions: list[Tensor] = []
+
+    def __call__(self, condition: Tensor) -> bool:
+        """True for now."""
+        self._conditions.append(condition)
+        return True
+
+    def was_right(self) -> tuple[Tensor, ...]:
+        """Whether each of them holds, scalars."""
+        return tuple(self._conditions)
 
 
 class LowRankPower:
@@ -102,10 +143,10 @@ class LowRankPower:
                 f"got {dtype}: leave basis_dtype out"
             )
         self._shapes = Shapes.of(shapes, direction_rank, shard)
-        self._intake = Intake(self._shapes.dim, rank, oversample, forget, shard)
+        self._batches = Batches(self._shapes.dim, rank, oversample, forget, shard)
         self._dtype, self._device = dtype, torch.device(device or "cpu")
         self._seed, self._total = draw_seed(generator), total
-        K = self._intake.num_columns
+        K = self._batches.num_columns
         eye = torch.eye(K, dtype=torch.float64, device=device)
         start = independent(self._random(), self._random)
         self._U, self._T, self._N = start.U, start.T, start.N
@@ -119,7 +160,6 @@ class LowRankPower:
         self._is_turned = False
         self._newest: Update | Callable[[], Update] | None = None
 
-    @own_arithmetic
     def update(self, grads: Tensor | FactorBatch, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads`` into the estimate.
 
@@ -130,57 +170,73 @@ class LowRankPower:
             grads: Rows (B, D), or samples parameter by parameter.
             scale: Factor on all of them.
         """
-        together([self.folding(grads, scale)])
+        update_all([self], [grads], scale)
 
-    def folding(self, grads: Tensor | FactorBatch, scale: float) -> Steps[None]:
-        """The same in steps for ``together``."""
+    @property
+    def total(self) -> Total:
+        """What ``look`` gives is added up over workers already."""
+        return alone
+
+    def admitted(self, grads: Tensor | FactorBatch, scale: float) -> Batch | None:
+        """The samples ``scale * grads``, unless there are too few of them."""
         if isinstance(grads, Tensor):
-            self._intake.check(grads)
+            self._batches.check(grads)
             grads = FactorBatch.of_rows(grads, self._shapes.columns())
         grads = self._U.prepared(grads)
         B = self._num_samples(grads)
-        if not self._intake.admits(B):
-            return
-        past, newest = self._intake.weights()  # (t−1)/t and 1/t; 0 and 1 at t = 1
-        s, a = past * self._norms, newest / B
-        seen = self._U.products(grads)
-        V, VV, *asked = self._coordinates(seen.GU, scale, B)  # 4-8
-        most = len(s) if past else B - 1
-        sought = Sought(s, scale * a * V, torch.diag(s) + a * VV, most)
-        turned, assumed = None, Assumed()
-        # The first of few samples leave directions open: nothing is to be assumed.
-        if most == len(s) and self._intake.num_updates >= self._assumes_from:
-            turned = self._turned(grads, seen, sought, assumed)
-        is_finite, is_constant, *right = yield Ask((*asked, *assumed.was_right()))
-        if not is_finite or is_constant:
-            if self._intake.accepts(bool(is_finite)):
-                # W = 0: Y has the columns of U, and λ = s
-                self._norms, self._eigenvalues = s, past * self._eigenvalues
-            return
-        if turned is not None and not all(right):
-            turned, seen = None, self._U.products(grads)
-            self._assumes_from = self._intake.num_updates + PATIENCE
-        if turned is None:
-            turned = self._turned(grads, seen, sought, looked_up)
-        if self._intake.accepts(turned[0].is_finite):
-            self._take(*turned, s)
+        return Batch(grads, scale, B) if self._batches.admits(B) else None
 
-    def _turned(
-        self, grads: FactorBatch, seen: Products, sought: Sought, is_true: IsTrue
-    ) -> tuple[Independent, Tensor, Tensor]:
+    def look(self, batch: Batch) -> Sums:
+        """Lines 4 to 8; is it finite, is it constant, did assumptions hold?"""
+        B = batch.num_samples
+        # (t−1)/t and 1/t; 0 and 1 at t = 1
+        past, newest = self._batches.weights(self.num_updates + 1)
+        s, a = past * self._norms, newest / B
+        batch.seen = self._U.products(batch.grads)
+        V, VV, finite, constant = self._coordinates(batch.seen.GU, batch.scale, B)
+        most = len(s) if past else B - 1
+        core = torch.diag(s) + a * VV
+        batch.sought = Sought(s, batch.scale * a * V, core, most)
+        batch.turned, assumed = None, Assumed()
+        # The first of few samples leave directions open: nothing is to be assumed.
+        if most == len(s) and self.num_updates >= self._assumes_from:
+            batch.turned = self._turned(batch, assumed)
+        right = {f"right {i}": t for i, t in enumerate(assumed.was_right())}
+        return {"finite": finite, "constant": constant} | right
+
+    def act(self, batch: Batch, sums: Sums) -> Sums:  # noqa: ARG002
+        """Nothing besides."""
+        return {}
+
+    def turn(self, batch: Batch, sums: Sums) -> None:
+        """Lines 9 to 17."""
+        is_finite, is_constant, *right = (bool(answer) for answer in sums.values())
+        if not is_finite or is_constant:
+            if self._batches.accepts(is_finite):  # W = 0: Y is U diag(s), and λ = s
+                past, _ = self._batches.weights(self.num_updates)
+                self._norms = batch.sought.s
+                self._eigenvalues = past * self._eigenvalues
+            return
+        if batch.turned is not None and not all(right):
+            batch.turned, batch.seen = None, self._U.products(batch.grads)
+            self._assumes_from = self.num_updates + PATIENCE
+        turned = batch.turned or self._turned(batch, bool)
+        if self._batches.accepts(turned[0].is_finite):
+            self._take(*turned, batch.sought.s)
+
+    def _turned(self, batch: Batch, is_true: IsTrue) -> tuple[Independent, Tensor, Tensor]:
         """The cut of Y Z for Z = R⁻¹, where R is that of the QR of (U T)ᵀ Y; R and Z.
 
         Args:
-            grads: The samples.
-            seen: Their products with U, which are used up.
-            sought: Y.
+            batch: The samples, whose products with U are used up.
             is_true: What to believe of what nearly always holds.
         """
-        s, V, core, most = sought
+        s, V, core, most = batch.sought
         R, Z = upper_factor(core, FLOOR[self._dtype], most, is_true)
         # 9-14  Y Z = U C + Gᵀ M; the columns of V sum to zero, so that Hᵀ V = Gᵀ V
         C, M = self._T @ (s[:, None] * Z), V @ Z
-        seed = self._seed + self._intake.num_updates
+        seed = self._seed + self._batches.num_updates
+        grads, seen = batch.grads, batch.seen
         cut = self._U.cut(grads, seen, C, M, seed, self._total, is_true)
         return independent(cut, self._random, is_true), R, Z
 
@@ -248,9 +304,9 @@ class LowRankPower:
 
     def _random(self, attempt: int = 0) -> Directions:
         """Random directions; the same for the same update, so that a run resumes."""
-        seed = self._seed + self._intake.num_updates + (attempt << 40)
+        seed = self._seed + self._batches.num_updates + (attempt << 40)
         random = torch.Generator(self._device).manual_seed(seed)
-        K = self._intake.num_columns
+        K = self._batches.num_columns
         return Directions.random(self._shapes, K, random, self._dtype)
 
     @property
@@ -284,12 +340,12 @@ class LowRankPower:
     @property
     def num_skipped(self) -> int:
         """Batches left out: not finite, or of one sample."""
-        return self._intake.num_skipped
+        return self._batches.num_skipped
 
     @property
     def num_updates(self) -> int:
         """How many batches have turned the directions."""
-        return self._intake.num_updates
+        return self._batches.num_updates
 
     @property
     def num_stored(self) -> int:
@@ -346,7 +402,7 @@ class LowRankPower:
         self.check_state(state)
         self._U = self._U.with_tensors(state)
         self._N = self._U.gram(self._U)
-        self._intake.load_state_dict(state)
+        self._batches.load_state_dict(state)
         self._seed = int(state["seed"])
         self._T, self._norms, self._arbitrary = (
             state[name].to(self._norms, copy=True)
@@ -372,7 +428,7 @@ class LowRankPower:
         if self._leading is not None:
             state["leading"] = self._leading
             state["leading_eigenvalues"] = self._eigenvalues
-        return state | self._intake.state_dict()
+        return state | self._batches.state_dict()
 
 
 def _owed_to_samples(arbitrary: Tensor) -> Tensor:

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 from torch import Tensor
 
-from dome.numerics.products import Samples
-from dome.numerics.together import Steps
+from dome.numerics.shard import Total
+
+Sums = dict[str, Tensor]  # over all D: workers add up those of their columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +75,26 @@ class Tracker(Protocol):
         """Go on from a state of the same dimension and rank."""
 
 
-class SteppedTracker(Tracker, Protocol):
-    """A tracker whose update is a generator: several of them ask a device together."""
-
-    def updating(self, samples: Samples) -> Steps[None]:
-        """The update, in steps for ``dome.numerics.together``."""
+class PlannedTracker(Tracker, Protocol):
+    """A tracker of this package: ``update_all`` asks the device once for many."""
 
     @property
-    def column_values(self) -> Tensor:
-        """Eigenvalues of all the tracked columns, those beyond the rank too."""
+    def total(self) -> Total:
+        """Adds up over the workers that hold other rows."""
+
+    def admitted(self, grads: Any, scale: float) -> Any:  # noqa: ANN401 (its own kind)
+        """The samples ``scale * grads`` as it takes them; None if there are too few."""
+
+    def look(self, H: Any) -> Sums:  # noqa: ANN401
+        """What it must know of the samples; nothing waits for the device."""
+
+    def act(self, H: Any, sums: Sums) -> Sums:  # noqa: ANN401
+        """What it must know besides, once that has been added up over workers."""
+
+    def turn(self, H: Any, sums: Sums) -> Any:  # noqa: ANN401
+        """Fold them in, all of it on the host; or samples to be looked at again."""
 
 
-def is_stepped(tracker: Tracker) -> TypeGuard[SteppedTracker]:
-    """Whether a tracker's update can be taken in steps; one of the user's need not."""
-    return hasattr(tracker, "updating")
+def is_planned(tracker: Tracker) -> TypeGuard[PlannedTracker]:
+    """Whether a tracker is of this package; one of the user's need not be."""
+    return hasattr(tracker, "look")

@@ -14,7 +14,7 @@ are X (above, for U) and X' (below, for Z), then [U, Z] [X; X'] is
 
     U P + Hᵀ M,    M = E θ^(−1/2) X',    P = X − Vᵀ M
 
-Cost 8 D B K + 2 D B² flops, and 2 D K² now and then (see ``dome.numerics.factored``).
+Cost 8 D B K + 2 D B² flops, and 2 D K² now and then (``basis.py``).
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dome.numerics.factored import Turn
-from dome.numerics.passes import compute_dtype
-from dome.numerics.products import Products, Rows
-from dome.numerics.together import Ask, Small, Steps, together
-from dome.trackers.streaming import StreamingBasis
+from dome.trackers.basis import Turn
+from dome.trackers.protocol import Sums
+from dome.trackers.samples import Samples, Seen
+from dome.trackers.tracker import BasisTracker, added_up, on_host
 
 ROWS_AT_ONCE = 512  # H⊥ H⊥ᵀ of more samples would cost more than the update itself
 # Share of the longest direction of a batch below which a direction is rounding.
@@ -35,36 +34,36 @@ NOISE = {torch.float32: 1e-6, torch.float64: 1e-13}
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class Plan:
     """U P + Hᵀ M and its eigenvalues, in small matrices: nothing is changed yet.
 
     Attributes:
         values: λ, largest first, shape (K,).
-        rank: How many of them are not zero, a scalar.
         P: Shape (K, K).
         M: Shape (B, K).
+        turn: What that does to U = S Q.
         V: H U, corrected for the error of the basis, shape (B, K).
         HHM: H Hᵀ M, shape (B, K).
-        doubt: What rounding may do to UᵀU = I, a scalar.
+        doubt: What rounding may do to UᵀU = I.
     """
 
     values: Tensor
-    rank: Tensor
     P: Tensor
     M: Tensor
+    turn: Turn
     V: Tensor
     HHM: Tensor
     doubt: Tensor
 
 
-class IncrementalSVD(StreamingBasis):
+class IncrementalSVD(BasisTracker):
     """Best rank-K update at every batch: sorted eigenvalues, no arbitrary directions.
 
     The rank grows by B − 1 a batch until it is K; columns not reached yet are zero and
     remove nothing. Batches of more than 512 (or 2 K) samples are folded in by parts of
     that size, each truncated to rank K; smaller ones are exact.
 
-    Args are those of ``dome.trackers.streaming.StreamingBasis``; no direction is drawn.
+    Args are those of ``dome.trackers.tracker.BasisTracker``; no direction is drawn.
     """
 
     def _start(self) -> None:
@@ -76,96 +75,59 @@ class IncrementalSVD(StreamingBasis):
     def _set_values(self, values: Tensor) -> None:
         self._values, self._eigenvalues = values, values[: len(self._eigenvalues)]
 
-    def updating(self, samples: Rows) -> Steps[None]:
-        """The update, in steps for ``together``."""
-        if not self._intake.admits(len(samples)):
-            return
-        past, newest = self._intake.weights()
-        seen = yield from self._U.products_without_action(samples)
-        if len(samples) > max(ROWS_AT_ONCE, 2 * self._U.num_columns):
-            return (yield from self._by_parts(samples, seen, past, newest))
-        new = yield from self._folded(samples, seen, past * self._values, newest)
-        turn = yield from self._U.turn(new.P)
-        questions = samples.questions(seen)
-        verdict = yield from self._verdict(questions, turn, new.rank, new.doubt)
-        if verdict.wants_care:
-            return (yield from self._begin_again(samples))
-        if not self._intake.accepts(verdict.is_finite):
-            return
-        if verdict.is_constant:
-            return self._fade(past, seen)
-        self._overwrite_(samples, new, turn, factored=verdict.stays_factored)
-        is_repaired = yield from self._repair(*verdict.more, is_lost=verdict.is_lost)
-        seen = replace(seen, V=new.V)
-        if is_repaired:
-            coords = yield from self._U.coordinates(samples)
+    @property
+    def _most(self) -> int:
+        """How many samples are folded in at once."""
+        return max(ROWS_AT_ONCE, 2 * self._U.num_columns)
+
+    def look(self, H: Samples) -> Sums:
+        """V = H U, and lengths."""
+        return self._with_gram(H.look(self._U, pairwise=False))
+
+    def act(self, H: Samples, sums: Sums) -> Sums:
+        """H⊥ U, zero up to rounding, and H⊥ H⊥ᵀ: what samples have outside U."""
+        return self._outside(H, sums) if len(H) <= self._most else {}
+
+    def _outside(self, H: Samples, sums: Sums) -> Sums:
+        V = sums["GU"] - sums["GU"].mean(dim=0)
+        correction, inner = self._U.outside(H.rows, V)
+        return {"correction": correction, "inner": inner}
+
+    def fold(self, H: Samples, seen: Seen, sums: Sums, *, is_lost: bool) -> None:
+        """Plan and apply, in one go or by parts."""
+        past, newest = self._batches.weights()
+        if len(H) > self._most:
+            return self._by_parts(H, past, newest, is_lost=is_lost)
+        plan = self.plan(H, seen, sums, past * self._values, newest)
+        self.apply(H, plan)
+        seen = replace(seen, V=plan.V)
+        if self._repair(plan.doubt, is_lost=is_lost):
+            GU = self._coordinates(H)
         else:  # G U P + G Hᵀ M
-            coords = (seen.V + seen.m) @ new.P + new.HHM + seen.Hmu @ new.M
-        coords = coords[:, : len(self._eigenvalues)]
-        self._ledger.note(seen, new.P, new.M, coords, new.rank)
+            GU = (seen.V + seen.m) @ plan.P + plan.HHM + seen.Hmu @ plan.M
+        return self._note(seen, plan.P, plan.M, GU)
 
-    def _by_parts(
-        self, samples: Rows, seen: Products, past: float, newest: float
-    ) -> Steps[None]:
-        """The same for a large batch: one part of its centred rows after the other."""
-        finite, constant, care = yield Ask(samples.questions(seen))
-        if care:
-            return (yield from self._begin_again(samples))
-        if not self._intake.accepts(finite):
-            return
-        if constant:
-            return self._fade(past, seen)
-        self._values = past * self._values
-        num_parts = -(-len(samples) // max(ROWS_AT_ONCE, 2 * self._U.num_columns))
-        dtype = torch.promote_types(samples.rows.dtype, compute_dtype(self._U.dtype))
-        power = 1.0 if samples.power is None else samples.power
-        parts = samples.rows.tensor_split(num_parts)
-        sums = [samples.multiplied(part, dtype).sum(dim=0) for part in parts]
-        mean = torch.stack(sums).sum(dim=0) / len(samples)
-        doubt = self._values.new_zeros(())
-        for part in parts:
-            # Rows are centred on the whole batch; the part's own mean then is variance
-            # too, which the mirrored rows keep: [h; −h]/√2 has mean zero.
-            rows = (samples.multiplied(part, dtype) - mean) * 0.5**0.5
-            both = Rows(torch.cat([rows, -rows]), samples.scale / power)
-            share = newest * len(both) / len(samples)
-            inner = yield from self._U.products_without_action(both)
-            new = yield from self._folded(both, inner, self._values, share)
-            turn = yield from self._U.turn(new.P)
-            self._overwrite_(both, new, turn, factored=False)
-            doubt = doubt + new.doubt
-        rank = self._determined()
-        answers = yield Ask((rank, doubt))
-        yield from self._repair(*answers)
-        seen = yield from self._U.products_without_action(samples)
-        self._ledger.note_no_change(seen, self._leading, rank)
-
-    def _folded(
-        self, samples: Rows, seen: Products, past: Tensor, newest: float
-    ) -> Steps[Folded]:
+    def plan(
+        self, H: Samples, seen: Seen, sums: Sums, past: Tensor, newest: float
+    ) -> Plan:
         """The leading part of U diag(past) Uᵀ + newest Hᵀ H / B."""
-        K, B, a = self._U.num_columns, len(samples), newest / len(samples)
-        dtype = compute_dtype(self._U.dtype)
+        K, B, a = self._U.num_columns, len(H), newest / len(H)
+        dtype = self._U.compute_dtype
         eps, noise = torch.finfo(dtype).eps, NOISE[dtype]
-        correction, inner = yield from self._U.outside(samples, seen.V)
-        # A batch that is not finite, or whose squares are not, is left out later, and
-        # must not stop eigh here.
-        is_usable = seen.energy.square().isfinite()
-        V = torch.where(is_usable, seen.V + correction, 0.0).nan_to_num(0.0, 0.0, 0.0)
-        inner = torch.where(is_usable, inner - correction @ correction.T, 0.0)
-        inner = inner.nan_to_num(0.0, 0.0, 0.0)
-        theta, E = yield Small(torch.linalg.eigh, (inner,))
+        correction, inner = H.in_units(sums["correction"], sums["inner"])
+        V, inner = seen.V + correction, inner - correction @ correction.T
+        theta, E = torch.linalg.eigh(inner)
         theta, E = theta[1:], E[:, 1:]  # a centred batch has B − 1 directions
-        length = (seen.energy + B * seen.mu2).nan_to_num(0.0, 0.0, 0.0)
+        length = seen.energy + B * seen.mu2
         keep = (theta > noise * theta[-1]) & (theta > (32 * eps) ** 2 * length)
         theta = torch.where(keep, theta, 0.0)
-        lengths = (a * theta).sqrt()
-        values, X = yield Small(left_singular, (past, a**0.5 * V, lengths, E))
+        values, X = left_singular(past, a**0.5 * V, (a * theta).sqrt(), E)
         known = values[:K] > 1e-12 * values[0]  # the rounding of eigh
         X = X[:, :K] * known
         M = (E * torch.where(keep, theta, torch.inf).rsqrt()) @ X[K:]
         # Hᵀ M = Gᵀ M needs columns that sum to zero: rounding times a long mean counts.
         M = M - M.mean(dim=0)
+        P = X[:K] - V.T @ M
         # Z is orthonormal up to the rounding of its Gram matrix over θ, and Hᵀ M
         # cancels against U Vᵀ M: both matter where a batch has directions of very
         # unequal length.
@@ -176,39 +138,54 @@ class IncrementalSVD(StreamingBasis):
         # column and the batch no direction: so much of a column's length is missing.
         absent = torch.cat([past <= 0, ~keep])[:, None]
         missing = (X.square() * absent).sum(dim=0).amax()
-        return Folded(
+        return Plan(
             values=torch.where(known, values[:K], 0.0),
-            rank=known.sum(),
-            P=X[:K] - V.T @ M,
+            P=P,
             M=M,
+            turn=self._U.turn(P),
             V=V,
             HHM=V @ (V.T @ M) + inner @ M,
             doubt=eps * (10 * uneven + cancelled) + missing,
         )
 
-    def _overwrite_(
-        self, samples: Rows, new: Folded, turn: Turn, *, factored: bool
-    ) -> None:
-        eye = torch.eye(len(new.P), dtype=new.P.dtype, device=new.P.device)
-        self._U.recombine_(turn, samples, new.M, eye, factored=factored)
-        self._set_values(new.values)
+    def apply(self, H: Samples, plan: Plan) -> None:
+        """U ← U P + Hᵀ M."""
+        eye = torch.eye(len(plan.P), dtype=plan.P.dtype)
+        self._U.turn_(plan.turn, *H.combination(plan.M, eye))
+        self._set_values(plan.values)
         self._is_turned = True
 
-    def _repair(
-        self, rank: float, doubt: float, *, is_lost: bool = False
-    ) -> Steps[bool]:
+    def _by_parts(
+        self, H: Samples, past: float, newest: float, *, is_lost: bool
+    ) -> None:
+        """The same for a large batch: one part of its centred rows after the other."""
+        self._values = past * self._values
+        doubt = torch.zeros_like(self._doubt)
+        for part in H.mirrored(-(-len(H) // self._most), self._U.compute_dtype):
+            sums = added_up(self.total, [part.look(self._U, pairwise=False)])
+            more = added_up(self.total, [self._outside(part, sums[0])])
+            (known,) = on_host([sums[0] | more[0]])
+            share = newest * len(part) / len(H)
+            plan = self.plan(part, part.seen(known), known, self._values, share)
+            self.apply(part, plan)
+            doubt = doubt + plan.doubt
+        self._repair(doubt, is_lost=is_lost)
+        (known,) = on_host(added_up(self.total, [H.look(self._U, pairwise=False)]))
+        self._note_no_change(H.seen(known))
+
+    def _repair(self, doubt: Tensor, *, is_lost: bool) -> bool:
         """Make U orthonormal again once rounding may have cost it too much."""
         self._doubt = self._doubt + doubt
-        eps = torch.finfo(compute_dtype(self._U.dtype)).eps
+        eps, rank = torch.finfo(self._U.compute_dtype).eps, int(self._determined())
         is_due = rank > 0 and (is_lost or bool(self._doubt > 16 * eps))
         if is_due:
-            no = torch.zeros_like(self._values, dtype=torch.bool)
-            yield from self._ledger.repair(self.num_updates, no, 0, int(rank))
+            fill = torch.zeros_like(self._values, dtype=torch.bool)
+            self._U.orthonormalize_(self.num_updates, fill, rank)
             self._doubt = torch.zeros_like(self._doubt)
         return is_due
 
-    def _determined(self) -> Tensor:
-        return (self._values > 0).sum()
+    def _determined(self) -> float:
+        return float((self._values > 0).sum())
 
     def _required_in(self, state: Mapping[str, Tensor]) -> Tensor:
         values = state.get("values")
@@ -222,7 +199,7 @@ class IncrementalSVD(StreamingBasis):
 
     def _restart(self, arbitrary: Tensor) -> None:
         del arbitrary  # no direction of this tracker is
-        together([self._repair(self.effective_rank, 0.0, is_lost=True)])
+        self._repair(torch.zeros_like(self._doubt), is_lost=True)
 
 
 def left_singular(
@@ -232,9 +209,9 @@ def left_singular(
 
     T = [ diag(√past),  insideᵀ ;  0,  diag(lengths) Eᵀ ]
     """
-    top = torch.cat([torch.diag_embed(past.sqrt()), inside.mT], dim=-1)
-    below = (E * lengths.unsqueeze(-2)).mT
-    zeros = below.new_zeros(*below.shape[:-1], past.shape[-1])
-    T = torch.cat([top, torch.cat([zeros, below], dim=-1)], dim=-2)
-    values, X = torch.linalg.eigh(T @ T.mT)
-    return values.flip(-1), X.flip(-1)
+    top = torch.cat([torch.diag(past.sqrt()), inside.T], dim=1)
+    below = (E * lengths).T
+    zeros = below.new_zeros(len(below), len(past))
+    T = torch.cat([top, torch.cat([zeros, below], dim=1)])
+    values, X = torch.linalg.eigh(T @ T.T)
+    return values.flip(0), X.flip(1)

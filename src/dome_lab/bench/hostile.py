@@ -3,21 +3,21 @@
 Shapes: G (B, D) samples, g (D,) a gradient, U (D, K) a basis.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from random import Random
+from threading import Barrier, BrokenBarrierError
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dome.numerics.products import Rows
-from dome.numerics.shard import Shard, Total, alone
-from dome.numerics.together import Request, Steps, Sum
+from dome.numerics.shard import Shard
 from dome.trackers import TRACKERS, Tracker
-from dome.trackers.blockwise import Blockwise
+from dome.trackers.blocks import Blocks
 
 LAYOUTS = ("global", "global", "layerwise", "workers")  # the cheap one twice
 LARGEST_EXPONENT = {torch.float16: 4, torch.float64: 100}  # 18 for the others
@@ -89,35 +89,27 @@ class Workers:
         length = -(-dim // num)
         edges = [min(dim, i * length) for i in range(num + 1)]
         self._rows = [slice(a, b) for a, b in pairwise(edges)]
-        self._total: Total = alone
-        shards = [Shard(dim, (r,), self._ask) for r in self._rows]
-        self.trackers = [make(dim, rank, shard=s, **options) for s in shards]
+        self._parts: list[tuple[Tensor, ...]] = [()] * num
+        self._barrier = Barrier(num, timeout=60)
+        shards = [
+            Shard(dim, (r,), partial(self._total, i)) for i, r in enumerate(self._rows)
+        ]
+        self.trackers = self._side_by_side(
+            [partial(make, dim, rank, shard=shard, **options) for shard in shards]
+        )
         # What each has drawn alone is no part of a common basis.
         self.load_state_dict(make(dim, rank, **options).state_dict())
-
-    def _ask(self, *sums: Tensor) -> tuple[Tensor, ...]:
-        return self._total(*sums)
 
     def update(self, grads: Tensor, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into the estimate."""
         pairs = zip(self.trackers, self._rows, strict=True)
-        side_by_side([t.updating(Rows(grads[:, rows], scale)) for t, rows in pairs])
+        self._side_by_side([partial(t.update, grads[:, r], scale) for t, r in pairs])
 
     def project_out(self, gradient: Tensor) -> Tensor:
         """g without its part in the span, shape (D,)."""
-        pairs = list(zip(self.trackers, self._rows, strict=True))
-        asked: list[Tensor] = []
-
-        def note(c: Tensor) -> tuple[Tensor]:
-            asked.append(c)
-            return (c,)
-
-        self._total = note
-        for tracker, rows in pairs:
-            tracker.project_out(gradient[rows])
-        c = torch.stack(asked).sum(dim=0)
-        self._total = lambda _: (c,)
-        return torch.cat([t.project_out(gradient[rows]) for t, rows in pairs])
+        pairs = zip(self.trackers, self._rows, strict=True)
+        calls = [partial(t.project_out, gradient[rows]) for t, rows in pairs]
+        return torch.cat(self._side_by_side(calls))
 
     def state_dict(self) -> dict[str, Tensor]:
         """That of one tracker with all the rows; workers must have the same of it."""
@@ -132,29 +124,34 @@ class Workers:
         for tracker in self.trackers:
             tracker.load_state_dict(state)
 
+    def _total(self, worker: int, *sums: Tensor) -> tuple[Tensor, ...]:
+        """What all workers have given, added up; each waits for the others."""
+        self._parts[worker] = sums
+        self._barrier.wait()
+        whole = tuple(torch.stack(c).sum(dim=0) for c in zip(*self._parts, strict=True))
+        self._barrier.wait()
+        return whole
 
-def side_by_side(updates: list[Steps[None]]) -> None:
-    """Take the updates of all workers on: each computes alone, sums are added up."""
-    answers: list[Any] = [None] * len(updates)
-    while True:
-        asked: list[Request] = []
-        for update, answer in zip(updates, answers, strict=True):
-            with suppress(StopIteration):
-                asked.append(update.send(answer))
-        if not asked:
-            return
-        sums = [request for request in asked if isinstance(request, Sum)]
-        if len(asked) < len(updates) or len(sums) not in (0, len(asked)):
-            raise RuntimeError("workers have decided differently")
-        if sums:
-            columns = zip(*(request.tensors for request in sums), strict=True)
-            total = tuple(torch.stack(column).sum(dim=0) for column in columns)
-            answers = [total] * len(updates)
-        else:
-            answers = [request.answers([request])[0] for request in asked]  # type: ignore[list-item]
+    def _side_by_side(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """What each worker's call returned; a thread is a worker."""
+
+        def run(call: Callable[[], Any]) -> Any:  # noqa: ANN401
+            try:
+                return call()
+            except BaseException:
+                self._barrier.abort()  # or the others would wait
+                raise
+
+        with ThreadPoolExecutor(len(calls)) as pool:
+            running = [pool.submit(run, call) for call in calls]
+            errors = [error for r in running if (error := r.exception())]
+        for error in errors:
+            if not isinstance(error, BrokenBarrierError) or len(errors) == len(calls):
+                raise error
+        return [r.result() for r in running]
 
 
-Tracked = Tracker | Blockwise | Workers
+Tracked = Tracker | Blocks | Workers
 
 
 def make_tracked(setting: Setting) -> Tracked:
@@ -170,7 +167,7 @@ def make_tracked(setting: Setting) -> Tracked:
     trackers: dict[str, Tracker] = {
         f"{a} to {b}": make(b - a, min(rank, b - a), **options) for a, b in pairs
     }
-    return Blockwise(trackers, [slice(a, b) for a, b in pairs])
+    return Blocks(trackers, [slice(a, b) for a, b in pairs])
 
 
 def bases_of(tracked: Tracked) -> list[tuple[Tensor, Tensor]]:

@@ -120,7 +120,7 @@ def command(
         use_data(data_dir)
         import torch
 
-        from dome.numerics.cpu import keep_what_steps_free
+        from dome_lab.paper.heap import keep_what_steps_free
         from dome_lab.paper.run import Run
 
         keep_what_steps_free()

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dome.numerics.cpu import keep_what_steps_free
+from dome_lab.paper.heap import keep_what_steps_free
 
 Job = TypeVar("Job", bound=Hashable)
 Result = TypeVar("Result")

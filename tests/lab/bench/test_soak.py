@@ -3,8 +3,8 @@ from random import Random
 import pytest
 import torch
 
-from dome.numerics.factored import Factored
 from dome.trackers import TRACKERS, StreamingPower
+from dome.trackers.basis import Basis
 from dome_lab.bench import hostile
 from dome_lab.bench.questions import soak
 
@@ -31,13 +31,14 @@ def test_hostile_updates_break_nothing():
 def shared(self):
     """A state that is no copy."""
     none = self._S.new_empty(0, self.num_columns, dtype=torch.float64)
-    return {"basis": self._S, "Q": none if self._Q is None else self._Q}
+    shared = {"basis": self._S, "Q": none if self._Q is None else self._Q}
+    return shared | self.small_state()
 
 
 FAULTS = {
     "a state shares its basis": (
         "state that was taken before",
-        Factored,
+        Basis,
         "state_dict",
         shared,
     ),

@@ -12,14 +12,13 @@ from torch import Tensor
 from dome import state as states
 from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.factors import FactorBatch
-from dome.numerics.products import Rows
-from dome.numerics.together import together
 from dome.parameters import Block
 from dome.trackers.low_rank import LowRankPower
-from dome.trackers.protocol import Tracker, is_stepped
+from dome.trackers.protocol import PlannedTracker, Tracker, is_planned
+from dome.trackers.tracker import update_all
 
 
-class Blockwise:
+class Blocks:
     """A tracker for each block of the flat gradient.
 
     Args:
@@ -36,26 +35,21 @@ class Blockwise:
     @own_arithmetic
     def update(self, grads: Tensor | FactorBatch, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into every block."""
-        steps = []
+        ours: list[tuple[PlannedTracker, Tensor | FactorBatch]] = []
         for columns, tracker in self:
-            if isinstance(tracker, LowRankPower):
-                steps.append(tracker.folding(within(grads, columns), scale))
-            elif isinstance(grads, FactorBatch):
+            own = within(grads, columns)
+            if isinstance(own, FactorBatch) and not isinstance(tracker, LowRankPower):
                 raise TypeError(f"{type(tracker).__name__} takes rows, not factors")
-            elif is_stepped(tracker):
-                steps.append(tracker.updating(Rows(grads[:, columns], scale)))
-            else:
-                tracker.update(grads[:, columns], scale)
-        together(steps)
+            if is_planned(tracker):
+                ours.append((tracker, own))
+            elif isinstance(own, Tensor):
+                tracker.update(own, scale)
+        update_all([t for t, _ in ours], [own for _, own in ours], scale)
 
-    @own_arithmetic
     def update_block(self, name: str, grads: Tensor, scale: float = 1.0) -> None:
         """The same for one block alone, its columns of the samples (B, D of it)."""
-        tracker = self.by_name.get(name)
-        if tracker is not None and is_stepped(tracker):
-            together([tracker.updating(Rows(grads, scale))])
-        elif tracker is not None:
-            tracker.update(grads, scale)
+        if name in self.by_name:
+            self.by_name[name].update(grads, scale)
 
     @own_arithmetic
     def project_out(self, gradient: Tensor, strength: float = 1.0) -> Tensor:

@@ -1,0 +1,149 @@
+"""Linear algebra of tall matrices and of the small ones that they come down to.
+
+Shapes: S (D, K) tall, G (B, D) samples, C (..., K, K) Gram matrices. Tall matrices are
+multiplied in their own precision, at least float32, a block of rows at a time, and the
+blocks are summed in float64. Small matrices are float64 throughout.
+
+Cholesky QR: if C = SᵀS = RᵀR, the columns of S R⁻¹ are orthonormal.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# Numbers of a block of rows. Blocks bound what float32 sums lose, and what converted
+# copies take: 16 MB on a CPU. An accelerator wants few large products.
+CPU_NUMBERS, DEVICE_NUMBERS = 2**22, 2**26
+DEPENDENT = 1e-6  # squared norm of what a unit column has of its own, at least
+
+IsTrue = Callable[[Tensor], bool]  # what is to be believed of a condition, a scalar
+
+
+def compute_dtype(storage: torch.dtype) -> torch.dtype:
+    """The precision products are formed in: float32 for the 16-bit storage formats."""
+    return torch.float32 if storage.itemsize < torch.float32.itemsize else storage
+
+
+def block_rows(width: int, device: torch.device | None = None) -> int:
+    """How many rows are worked on at a time that take ``width`` numbers each."""
+    on_cpu = device is None or device.type == "cpu"
+    return max((CPU_NUMBERS if on_cpu else DEVICE_NUMBERS) // max(width, 1), 1)
+
+
+def product(wide: Tensor, tall: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """wide · tall over D columns and rows, summed in float64, shape (B, K).
+
+    Products are formed in ``dtype``, by default that of ``tall``, at least float32.
+    """
+    dtype = dtype or compute_dtype(tall.dtype)
+    total = tall.new_zeros(len(wide), tall.shape[1], dtype=torch.float64)
+    num = block_rows(sum(total.shape), tall.device)
+    for left, right in zip(wide.split(num, dim=1), tall.split(num), strict=True):
+        total += left.to(dtype) @ right.to(dtype)
+    return total
+
+
+def gram(S: Tensor) -> Tensor:
+    """SᵀS, float64, shape (K, K)."""
+    return product(S.T, S)
+
+
+def squared_norms(G: Tensor) -> Tensor:
+    """‖g_b‖² of the rows of G, in float64, without a copy of it, shape (B,)."""
+    total = G.new_zeros(len(G), dtype=torch.float64)
+    for columns in G.split(block_rows(len(G), G.device), dim=1):
+        norms = torch.linalg.vector_norm(columns, dim=1)
+        total += norms.to(torch.float64).square()
+    return total
+
+
+def inverse_cholesky(C: Tensor) -> tuple[Tensor, Tensor]:
+    """R⁻¹ of C = RᵀR (..., K, K), and what each column has of its own, (..., K).
+
+    That is its squared norm after the earlier columns are taken out, as a share of its
+    squared norm before: all zero where C has no Cholesky factor.
+    """
+    C, lengths = _with_unit_diagonal(C)
+    L, info = torch.linalg.cholesky_ex(C)
+    own = L.diagonal(dim1=-2, dim2=-1).square() * (info == 0).unsqueeze(-1)
+    eye = torch.eye(C.shape[-1], dtype=C.dtype, device=C.device).expand_as(C)
+    inverse = torch.linalg.solve_triangular(L.mT, eye, upper=True)
+    return inverse / lengths.unsqueeze(-1), own
+
+
+def gram_schmidt(C: Tensor, floor: float, most: int) -> tuple[Tensor, Tensor]:
+    """The same for a deficient C: columns that depend on earlier ones are passed over.
+
+    Args:
+        C: A Gram matrix, float64, shape (K, K).
+        floor: What a column must have of its own to count as a direction.
+        most: How many directions there can be; what follows the last is passed over.
+
+    Returns:
+        R⁻¹, zero in the columns passed over, and what each column has of its own, zero
+        for those.
+    """
+    C, lengths = _with_unit_diagonal(C)
+    inverse, own = torch.zeros_like(C), torch.zeros_like(lengths)
+    found = torch.zeros_like(lengths[0])
+    for j in range(len(C)):
+        q = torch.zeros_like(lengths)
+        q[j] = 1
+        for _ in range(2):  # the second sweep removes what rounding left of the first
+            q = q - inverse @ (inverse.T @ (C @ q))
+        rest = (q @ C @ q).clamp(min=0.0)
+        counts = (rest > floor) & (found < most)
+        found = found + counts
+        own[j] = torch.where(counts, rest, 0.0)
+        inverse[:, j] = q * torch.where(counts, rest, torch.inf).rsqrt()
+    return inverse / lengths[:, None], own
+
+
+def sweep(C: Tensor, fill: Tensor) -> tuple[Tensor, Tensor]:
+    """What makes columns with Gram matrix C orthonormal, those to fill behind others.
+
+    Returns:
+        P, shape (K, K), zero in columns that depend on others, and a mask of them.
+    """
+    order = torch.argsort(fill.to(torch.int8), stable=True)
+    inverse, own = gram_schmidt(C[order][:, order], DEPENDENT, len(C))
+    back = torch.argsort(order)
+    return inverse[back][:, back], own[back] <= DEPENDENT
+
+
+def upper_factor(
+    core: Tensor, floor: float, most: int, is_true: IsTrue = bool
+) -> tuple[Tensor, Tensor]:
+    """R of core = Q R with positive diagonal, and its inverse.
+
+    Args:
+        core: Symmetric, float64, shape (K, K).
+        floor: Squared share that a column must have of its own.
+        most: How many directions there can be.
+        is_true: What to believe of there being K.
+
+    Returns:
+        R, zero in the rows of columns that depend on earlier ones, and R⁻¹, zero in
+        their columns.
+    """
+    _, R = torch.linalg.qr(core)
+    R = R * R.diagonal().sign()[:, None]
+    own = (R.diagonal() / torch.linalg.vector_norm(core, dim=0)).square()
+    if most >= len(core) and is_true((own > floor).all()):
+        eye = torch.eye(len(core), dtype=core.dtype, device=core.device)
+        return R, torch.linalg.solve_triangular(R, eye, upper=True)
+    # Through squares of the columns' lengths, which must not leave the range.
+    size = torch.linalg.matrix_norm(core)
+    size = torch.where(size > 0, size, 1.0)
+    unit = core / size
+    squared = unit @ unit
+    inverse, _ = gram_schmidt(squared, floor, most)
+    return inverse.T @ squared * size, inverse / size
+
+
+def _with_unit_diagonal(C: Tensor) -> tuple[Tensor, Tensor]:
+    """C for columns of length one, and the lengths (..., K); 1 for zero columns."""
+    squares = C.diagonal(dim1=-2, dim2=-1)
+    lengths = torch.where(squares > 0, squares, 1.0).sqrt()
+    return C / lengths.unsqueeze(-1) / lengths.unsqueeze(-2), lengths
