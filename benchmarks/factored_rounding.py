@@ -1,6 +1,6 @@
 """What a factored basis loses to rounding, for several limits.
 
-``dome.numerics.factored`` keeps U = S Q and multiplies it out before Q magnifies the
+``dome.trackers.basis`` keeps U = S Q and multiplies it out before Q magnifies the
 rounding of S by more than ``MOST_MAGNIFIED``. Here trackers in float32 with other
 limits follow the same samples, those of a ResNet-8 that trains on random images, and
 are held against one in float64: how often each multiplies out, the largest angle
@@ -18,8 +18,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dome import StreamingPower, per_sample_gradients
-from dome.numerics import factored
 from dome.numerics.angles import largest_angle
+from dome.trackers import basis as bases
 from dome_lab.bench.training import Loop
 
 RANK = 100
@@ -54,7 +54,7 @@ def main() -> None:
         G = per_sample_gradients(loop.model, cross_entropy, x, y)
         exact.update(G.double())
         for limit, tracker in trackers.items():
-            factored.MOST_MAGNIFIED = limit
+            bases.MOST_MAGNIFIED = limit
             tracker.update(G)
             written[limit] += len(tracker.state_dict()["Q"]) == 0
             if i == MEET_AT:

@@ -1,23 +1,12 @@
-"""Slow, literal twins of everything clever in dome."""
+"""Slow, literal twins of what the paper's own algorithms, dome.reference, leave out."""
 
 import torch
+
+from dome.reference import per_sample_loop
 
 
 def center(G):
     return G - G.mean(dim=0, keepdim=True)
-
-
-def update_sub(U, lam, G, t):
-    """Algorithm 2 of the paper, line by line (there H is (d, B), here (B, d))."""
-    B = len(G)
-    mu = G.mean(dim=0)
-    H = G - mu
-    V = H @ U
-    W = H.T @ V / B
-    Y = W if t == 1 else (t - 1) / t * U @ torch.diag(lam) + W / t
-    U, _ = torch.linalg.qr(Y)
-    lam = torch.linalg.vector_norm(Y, dim=0)
-    return U, lam
 
 
 def cut_by_svd(matrix, _, rank):
@@ -115,39 +104,6 @@ def gaussian_sketch(g, m, generator):
     """R'R g with R (m, d) drawn in full."""
     R = torch.randn(m, len(g), generator=generator, dtype=g.dtype) / m**0.5
     return R.T @ (R @ g)
-
-
-def per_sample_loop(model, loss_fn, x, y):
-    """One forward and backward a sample, rows in model.parameters() order."""
-    params = [p for p in model.parameters() if p.requires_grad]
-    rows = []
-    for b in range(len(x)):
-        loss = loss_fn(model(x[b : b + 1]), y[b : b + 1])
-        grads = torch.autograd.grad(loss, params, allow_unused=True)
-        rows.append(
-            torch.cat(
-                [
-                    (torch.zeros_like(p) if g is None else g).reshape(-1)
-                    for p, g in zip(params, grads, strict=True)
-                ]
-            )
-        )
-    return torch.stack(rows)
-
-
-class Dome:
-    """Algorithm 1 of the paper up to the optimizer: literal samples, update, filter."""
-
-    def __init__(self, model, U):
-        self.model, self.U, self.t = model, U, 0
-        self.lam = torch.ones(U.shape[1], dtype=U.dtype)
-
-    def filtered(self, loss_fn, x, y):
-        G = per_sample_loop(self.model, loss_fn, x, y)
-        self.t += 1
-        self.U, self.lam = update_sub(self.U, self.lam, G, self.t)
-        g = G.mean(dim=0)
-        return g - self.U @ (self.U.T @ g)
 
 
 def as_function_of_vector(model, loss_of_outputs, x):

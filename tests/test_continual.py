@@ -1,12 +1,12 @@
 import pytest
 import torch
 from models import batches, small_classifier
-from reference import per_sample_loop
 from safetensors.torch import load, save
 from torch.nn.functional import cross_entropy
 
 import dome
 from dome.continual import EWC
+from dome.reference import per_sample_loop
 
 
 def parameters(model):

@@ -1,6 +1,5 @@
 import pytest
 import torch
-from reference import per_sample_loop
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -8,6 +7,7 @@ import dome
 import dome.privacy
 from dome.parameters import Layout
 from dome.privacy.refuse import check_parameters
+from dome.reference import per_sample_loop
 
 WAYS = {
     "one basis": {},

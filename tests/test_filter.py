@@ -4,12 +4,13 @@ import io
 import pytest
 import torch
 from models import batches, small_classifier
-from reference import Dome, fraction, per_sample_loop
+from reference import fraction
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dome
+from dome.reference import Dome, per_sample_loop
 
 
 def flat_grad(model):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         diagnostics,
         distributed,
         privacy,
+        reference,
     )
     from dome.attachment import attach
     from dome.filter import GradientFilter
@@ -45,6 +46,7 @@ _HOMES = {
     "plan": "dome.planning",
     "plan_workers": "dome.planning",
     "privacy": "dome.privacy",
+    "reference": "dome.reference",
     "verify": "dome.verification",
 }
 
@@ -66,6 +68,7 @@ __all__ = [
     "plan",
     "plan_workers",
     "privacy",
+    "reference",
     "verify",
 ]
 

@@ -22,8 +22,8 @@ from dome.samples import (
     source_for,
 )
 from dome.trackers import TRACKERS, Tracker
-from dome.trackers.samples import check_whole
 from dome.trackers.low_rank import LowRankPower
+from dome.trackers.samples import check_whole
 
 LOSS_REDUCTIONS = ("mean", "sum")
 DIRECTION_DTYPES = (torch.float32, torch.float64)

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from compressors import COMPRESSORS
 from models import batches, small_classifier
-from reference import per_sample_loop
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.functional import cross_entropy
@@ -32,6 +31,7 @@ from dome.compression import (
 )
 from dome.compression.message import FRONT_BYTES
 from dome.numerics.angles import largest_angle
+from dome.reference import per_sample_loop
 
 CHECKS = {}
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}

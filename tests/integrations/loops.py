@@ -2,10 +2,10 @@
 
 import torch
 from models import small_classifier
-from reference import Dome
 from torch.nn.functional import cross_entropy
 
 import dome
+from dome.reference import Dome
 
 
 def flat(model):

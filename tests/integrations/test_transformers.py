@@ -5,7 +5,6 @@ import pytest
 import torch
 import transformers
 from loops import flat
-from reference import Dome
 from torch.nn.functional import cross_entropy
 from transformers import (
     BertConfig,
@@ -20,6 +19,7 @@ from transformers import (
 import dome
 from dome.compression import ErrorFeedback, TopK
 from dome.integrations.transformers import FILE, DomeTrainerCallback
+from dome.reference import Dome
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Transformers' own advice
 

@@ -15,7 +15,6 @@ from privacy.setting import (
     samples,
     train,
 )
-from reference import per_sample_loop
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
@@ -25,6 +24,7 @@ import dome
 from dome.numerics.angles import largest_angle
 from dome.privacy.bases import BASES
 from dome.privacy.sampling import PoissonSampler
+from dome.reference import per_sample_loop
 
 SILENT = 1e-9  # a noise multiplier with which nothing but the noise is missing
 

@@ -1,11 +1,11 @@
 import pytest
 import torch
 from models import batches, small_classifier
-from reference import per_sample_loop
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
 import dome
+from dome.reference import per_sample_loop
 
 
 def columns(G, model, parameters):

@@ -7,7 +7,6 @@ from reference import (
     positive_qr,
     projector,
     projector_distance,
-    update_sub,
 )
 from streams import decaying_stream, low_rank_stream
 
@@ -16,6 +15,7 @@ from dome.numerics.angles import largest_angle
 from dome.numerics.factors import FactorBatch, Product, Use
 from dome.numerics.image_sides import Maps, Patches
 from dome.numerics.sides import OneHot, Vectors
+from dome.reference import update_sub
 from dome.trackers.low_rank import LowRankPower
 
 SHAPES = [torch.Size(s) for s in ((8, 6), (7,), (6, 3, 2, 2), (9, 5), (3, 4), (4,))]

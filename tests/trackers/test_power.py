@@ -2,9 +2,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from reference import fraction, projector_distance, update_sub
+from reference import fraction, projector_distance
 from streams import decaying_stream
 
+from dome.reference import update_sub
 from dome.trackers import StreamingPower
 
 

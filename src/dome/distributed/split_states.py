@@ -14,8 +14,8 @@ from torch import Tensor
 from dome import state as states
 from dome.distributed.placement import Placement
 from dome.masks import here
-from dome.trackers.basis import HELD
 from dome.parameters import Block, Layout, Slot
+from dome.trackers.basis import HELD
 from dome.trackers.blocks import Blocks
 from dome.trackers.low_rank import LowRankPower
 from dome.world import State
@@ -47,9 +47,7 @@ class SplitStates:
         tracker: The trackers of the blocks.
     """
 
-    def __init__(
-        self, layout: Layout, placement: Placement, tracker: Blocks
-    ) -> None:
+    def __init__(self, layout: Layout, placement: Placement, tracker: Blocks) -> None:
         self._layout, self._placement, self._tracker = layout, placement, tracker
 
     def for_checkpoint(self) -> State:

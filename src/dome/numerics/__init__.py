@@ -1,1 +1,1 @@
-"""Everything that walks over the D rows of a basis."""
+"""Tall matrices, directions of low rank, and rows that other workers hold."""

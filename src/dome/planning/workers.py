@@ -8,10 +8,10 @@ network's speed and flops over the device's, which are arguments. Nothing is mea
 from dataclasses import dataclass
 from functools import partial
 
-from dome.trackers.power import is_pairwise
 from dome.planning.memory import FLOAT, SMALL, filter_memory, largest_rank
 from dome.planning.training import update_flops
 from dome.planning.units import size
+from dome.trackers.power import is_pairwise
 
 STATE = 16  # bytes a parameter of plain training: itself, gradient, two moments
 NUM_COLLECTIVES = {"worker": 5, "per_sample": 5, "fully_shard": 6, "compressed": 2}

@@ -183,7 +183,7 @@ class Basis:
         result = gradient.clone()
         num = linalg.block_rows(self.num_columns, self.device)
         for part, rows in zip(result.split(num), S.split(num), strict=True):
-            part -= rows.to(dtype) @ c
+            part.sub_(rows.to(dtype) @ c)
         return result
 
     def gram_if_due(self, num_updates: int) -> Tensor | None:

@@ -224,7 +224,9 @@ class LowRankPower:
         if self._batches.accepts(turned[0].is_finite):
             self._take(*turned, batch.sought.s)
 
-    def _turned(self, batch: Batch, is_true: IsTrue) -> tuple[Independent, Tensor, Tensor]:
+    def _turned(
+        self, batch: Batch, is_true: IsTrue
+    ) -> tuple[Independent, Tensor, Tensor]:
         """The cut of Y Z for Z = R⁻¹, where R is that of the QR of (U T)ᵀ Y; R and Z.
 
         Args:

@@ -80,12 +80,12 @@ class StreamingPower(BasisTracker):
             self._entries |= {"leading_eigenvalues": "_eigenvalues"}
 
     def look(self, H: Samples) -> Sums:
-        """Line 7, V = H U, and H Hᵀ for line 8 where few samples make it cheap."""
+        """Line 8, V = H U, and H Hᵀ for line 9 where few samples make it cheap."""
         pairwise = is_pairwise(self._U.num_columns, len(H))
         return self._with_gram(H.look(self._U, pairwise=pairwise))
 
     def act(self, H: Samples, sums: Sums) -> Sums:
-        """Line 8, W = Hᵀ V / B, as H W: H Hᵀ V, where it takes a pass of its own."""
+        """Line 9, W = Hᵀ V / B, as H W: H Hᵀ V, where it takes a pass of its own."""
         return {} if "GG" in sums else H.act(self._U, sums)
 
     def fold(self, H: Samples, seen: Seen, sums: Sums, *, is_lost: bool) -> None:
@@ -94,11 +94,11 @@ class StreamingPower(BasisTracker):
         self.apply(H, seen, self.plan(seen), is_lost=is_lost)
 
     def plan(self, seen: Seen) -> Plan:
-        """Lines 9 to 15 in small matrices; line numbers are the paper's."""
+        """Lines 10 to 15 in small matrices; line numbers are the paper's."""
         past, newest = self._batches.weights()  # (t−1)/t and 1/t; 0 and 1 at t = 1
         s, a = past * self._values, newest / len(seen.V)
-        VV = seen.V.T @ seen.V  # 7      V = H U
-        # 9-14   Y = U diag(s) + a Hᵀ V, as YᵀY, because UᵀU = I
+        VV = seen.V.T @ seen.V  # 4-8    V = H U
+        # 10-14  Y = U diag(s) + a Hᵀ V, as YᵀY, because UᵀU = I
         C = torch.diag(s.square()) + a * (s[:, None] * VV + VV * s)
         C = C + a * a * seen.VHHV
         # Without a past, Y has no more directions than a centred batch has.

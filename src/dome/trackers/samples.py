@@ -76,11 +76,8 @@ def judged(
 ) -> Seen:
     """What was seen, with the answers to what is asked of any batch.
 
-    Args:
-        V, m, VHHV, HHV, Hmu, mu2: As in ``Seen``.
-        squares: ‖h_b‖², shape (B,).
-        rounding: Relative precision of the rows.
-        scale: What rows were multiplied by to give the samples.
+    Letters are those of ``Seen``; ``squares`` are ‖h_b‖² (B,), ``rounding`` is the
+    relative precision of rows, which times ``scale`` are the samples.
     """
     energy, B = squares.sum(), len(V)
     # One infinite or missing value shows in all sums; samples of float64 may be finite

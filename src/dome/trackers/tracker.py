@@ -21,6 +21,7 @@ from dome.trackers.protocol import PlannedTracker, Sums, Update
 from dome.trackers.samples import Batches, Samples, Seen
 from dome.trackers.states import check_small, draw_seed, translated
 
+
 def update_all(
     trackers: Iterable[PlannedTracker], grads: Iterable[Any], scale: float = 1.0
 ) -> None:
@@ -82,8 +83,6 @@ class BasisTracker(ABC):
         factored: Keep U as a product S Q where that saves time. Reading ``basis`` then
             makes a copy; if it is read at every step, choose False.
     """
-
-    takes_actions = False  # whether samples may be other than rows
 
     def __init__(
         self,

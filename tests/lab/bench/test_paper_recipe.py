@@ -1,9 +1,10 @@
 import torch
 from models import batches, small_classifier
-from reference import Dome, projector_distance
+from reference import projector_distance
 from torch.nn.functional import cross_entropy
 
 import dome
+from dome.reference import Dome
 from dome_lab.bench.paper_recipe import PaperRecipe, quiet_hooks
 
 RANK = 5  # at most the batch's 12 samples less one: the samples determine every column

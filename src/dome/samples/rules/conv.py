@@ -31,7 +31,8 @@ _FEW_CHANNELS = 8
 _AT_ONCE = 64
 _NUMBERS_AT_ONCE = {False: 1 << 19, True: 1 << 21}  # grouped, unfolded
 # Numbers of a result that is kept as the kernel made it, where that may be: copying it
-# took 10 of 87 ms of backward at B = 128. 24 MiB, which glibc keeps (``numerics.cpu``).
+# took 10 of 87 ms of backward at B = 128. 24 MiB, which glibc
+# comes to keep by itself.
 _NUMBERS_KEPT = 6 << 20
 
 Sizes = int | tuple[int, ...]

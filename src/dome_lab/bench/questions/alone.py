@@ -1,9 +1,8 @@
 """What does a step take in a process of its own, with the filter and without?
 
-As people train: one loop, nothing else in the process. In step_cost all variants share
-one, and so they share its heap: what the filter does for memory that is freed
-(``dome.numerics.cpu``) is done for the plain loop as well. Processes take turns; ratios
-are medians over rounds of the ratio within a round.
+As people train: one loop, nothing else in the process, and glibc as it is. In step_cost
+all variants share a process and a heap that keeps what is freed. Processes take turns;
+ratios are medians over rounds of the ratio within a round.
 """
 
 from __future__ import annotations

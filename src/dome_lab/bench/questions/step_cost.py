@@ -33,6 +33,7 @@ from dome_lab.bench.training import (
     filtered_loop,
     updates_to_settle,
 )
+from dome_lab.paper.heap import keep_what_steps_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,6 +79,7 @@ def expected_seconds(config: Config) -> float:
 def compute(config: Config, tell: Tell) -> list[Row]:
     """One row per batch size and variant."""
     rows: list[Row] = []
+    keep_what_steps_free()
     for i, batch_size in enumerate(config.batch_sizes):
         told = portion(tell, f"step cost, B = {batch_size}", i, len(config.batch_sizes))
         run, flops = square_product(config.device)

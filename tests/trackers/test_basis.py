@@ -1,28 +1,32 @@
 import pytest
 import torch
+from reference import projector_distance
 
-from dome.numerics.factored import TALL, Factored, inverse_if_good, may_be_factored
-from dome.numerics.products import Rows
+from dome.numerics import linalg
 from dome.numerics.shard import Shard
-from dome.numerics.together import together
+from dome.trackers.basis import TALL, Basis, may_be_factored
+from dome.trackers.samples import Samples
 
 
-def run(steps):
-    return together([steps])[0]
+@pytest.fixture(autouse=True)
+def several_blocks(monkeypatch):
+    monkeypatch.setattr(linalg, "CPU_NUMBERS", 700)
 
 
-def filled(rng, dim, width, dtype=torch.float64, **options):
-    U = Factored(Shard.whole(dim), width, dtype, None, **options)
-    start = torch.linalg.qr(torch.randn(dim, width, generator=rng).double())[0]
-    U.multiplied_out().copy_(start)
+def empty(dim, width, dtype=torch.float64, **options):
+    return Basis(Shard.whole(dim), width, dtype, None, seed=5, **options)
+
+
+def filled(rng, dim, width, **options):
+    U = empty(dim, width, **options)
+    U.write_(torch.linalg.qr(torch.randn(dim, width, generator=rng).double())[0])
     return U
 
 
 def recombine_(U, P, G, V, X):
-    turn = run(U.turn(P))
-    stays = bool(turn.is_good)
-    U.recombine_(turn, Rows(G.to(U.dtype)), V, X, factored=stays)
-    return stays
+    turn = U.turn(P)
+    U.turn_(turn, *Samples(G.to(U.dtype)).combination(V, X))
+    return turn.inverse is not None
 
 
 def change(rng, dim, width, num_rows, turn=0.02):
@@ -38,7 +42,7 @@ def change(rng, dim, width, num_rows, turn=0.02):
 @pytest.mark.parametrize(("dim", "width"), [(640, 20), (41, 5), (3, 3), (1, 1)])
 def test_a_factored_matrix_is_the_matrix_and_has_its_products(dim, width, rng):
     factored, plain = filled(rng, dim, width), filled(rng, dim, width, factored=False)
-    plain.multiplied_out().copy_(factored.matrix)
+    plain.write_(factored.matrix)
     num_factored = 0
     for _ in range(8):
         P, G, V, X = change(rng, dim, width, 6, turn=0.1)
@@ -49,12 +53,10 @@ def test_a_factored_matrix_is_the_matrix_and_has_its_products(dim, width, rng):
         torch.testing.assert_close(U, expected)
         torch.testing.assert_close(factored.matrix, U)
         torch.testing.assert_close(factored.times(X[:, :1]), U @ X[:, :1])
-        torch.testing.assert_close(run(factored.gram()), U.T @ U)
-        torch.testing.assert_close(run(factored.coordinates(Rows(G, 0.5))), 0.5 * G @ U)
-        seen, same = (run(each.products(Rows(G))) for each in (factored, plain))
-        torch.testing.assert_close(seen.V, same.V)
-        ours = run(factored.outside(Rows(G), seen.V))
-        torch.testing.assert_close(ours, run(plain.outside(Rows(G), same.V)))
+        torch.testing.assert_close(factored.inner(G), G @ U)
+        V = (G - G.mean(dim=0)) @ U
+        ours = factored.outside(G, V)
+        torch.testing.assert_close(ours, plain.outside(G, V), rtol=1e-9, atol=1e-9)
         g = torch.randn(dim, generator=rng, dtype=torch.float64)
         A = torch.linalg.qr(X)[0][:, :1]
         removed = U @ A @ (A.T @ (U.T @ g))
@@ -68,7 +70,8 @@ def test_multiplying_out_changes_nothing_but_the_form(rng):
     U = filled(rng, 640, 20)
     assert recombine_(U, *change(rng, 640, 20, 2))
     before = U.matrix.clone()
-    torch.testing.assert_close(U.multiplied_out(), before)
+    U.write_()
+    torch.testing.assert_close(U.matrix, before)
     assert len(U.state_dict()["Q"]) == 0
 
 
@@ -78,7 +81,7 @@ def test_a_state_is_a_snapshot(rng):
     saved = U.state_dict()
     copies = {name: value.clone() for name, value in saved.items()}
     recombine_(U, *change(rng, 640, 20, 2))
-    U.multiplied_out().zero_()
+    U.write_(torch.zeros(640, 20))
     assert all(torch.equal(saved[name], copies[name]) for name in copies)
     U.load_state_dict(saved)
     torch.testing.assert_close(U.matrix, copies["basis"] @ copies["Q"])
@@ -86,8 +89,8 @@ def test_a_state_is_a_snapshot(rng):
 
 def test_rounding_is_not_magnified_by_more_than_is_allowed(rng):
     exact = filled(rng, 400, 10, factored=False)
-    short = Factored(Shard.whole(400), 10, torch.float32, None)
-    short.multiplied_out().copy_(exact.matrix)
+    short = empty(400, 10, torch.float32)
+    short.write_(exact.matrix)
     num_factored = 0
     for _ in range(200):
         # Steps from one orthonormal basis to the next, far enough apart.
@@ -107,8 +110,9 @@ def test_rounding_is_not_magnified_by_more_than_is_allowed(rng):
 def test_a_turn_that_cannot_be_undone_is_not_good(kind):
     Q = torch.eye(5, dtype=torch.float64)
     Q[2] = {"singular": 0.0, "missing": torch.nan, "long": 1e-9}[kind] * Q[2]
-    assert float(inverse_if_good(torch.eye(5).double())[1]) == 1
-    assert float(inverse_if_good(Q)[1]) == 0
+    U = empty(TALL * 5, 5)
+    assert U.turn(torch.eye(5).double()).inverse is not None
+    assert U.turn(Q).inverse is None
 
 
 def test_long_bases_are_factored_unless_in_sixteen_bits():
@@ -119,7 +123,7 @@ def test_long_bases_are_factored_unless_in_sixteen_bits():
 
 
 def test_nothing_but_the_matrix_is_stored():
-    U = Factored(Shard.whole(100), 5, torch.float32, None)
+    U = empty(100, 5, torch.float32)
     assert U.matrix.untyped_storage().nbytes() == 100 * 5 * 4
 
 
@@ -146,3 +150,65 @@ def _towards_orthonormal(rng, U):
     P = torch.linalg.qr(torch.randn(20, 20, generator=rng).double())[0]
     zero = torch.zeros(20, 20, dtype=torch.float64)
     return P, torch.randn(3, 640, generator=rng), torch.zeros(3, 20).double(), zero
+
+
+def made_orthonormal(A, fill=None):
+    """Columns that ``orthonormalize_`` makes of these, and the error it tells."""
+    U = empty(*A.shape, A.dtype)
+    U.write_(A)
+    fill = torch.zeros(A.shape[1], dtype=torch.bool) if fill is None else fill
+    U.orthonormalize_(1, fill)
+    return U.matrix, U.error
+
+
+def error_of(U):
+    U = U.double()
+    return (U.T @ U - torch.eye(U.shape[1], dtype=U.dtype)).abs().max()
+
+
+@pytest.mark.parametrize("condition", [1.0, 1e3, 1e6])
+def test_independent_columns_keep_their_span_in_order(condition, rng):
+    A = torch.randn(50, 6, generator=rng, dtype=torch.float64)
+    A *= torch.logspace(0, -torch.tensor(condition).log10().item(), 6).double()
+    U, _ = made_orthonormal(A)
+    assert error_of(U) < 1e-13
+    Q, _ = torch.linalg.qr(A)
+    for j in range(1, 7):
+        assert projector_distance(Q[:, :j], U[:, :j]) < 1e-9
+
+
+def test_empty_and_dependent_columns_are_filled_and_the_others_kept(rng):
+    A = torch.randn(30, 5, generator=rng, dtype=torch.float64)
+    A[:, 1] = 0
+    A[:, 3] = A[:, 0] - 2 * A[:, 2]
+    U, _ = made_orthonormal(A)
+    assert error_of(U) < 1e-13
+    kept = [0, 2, 4]
+    assert projector_distance(torch.linalg.qr(A[:, kept])[0], U[:, kept]) < 1e-9
+
+
+def test_a_square_matrix_with_one_column_left_open_is_completed():
+    A = torch.eye(8, dtype=torch.float64)
+    A[:, 3] = 0
+    U, _ = made_orthonormal(A, torch.arange(8) == 3)
+    assert error_of(U) < 1e-13
+    assert float(U[3, 3].abs()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
+)
+def test_lower_precisions_end_at_their_rounding(dtype, limit, rng):
+    U, told = made_orthonormal(torch.randn(500, 10, generator=rng).to(dtype))
+    assert told < limit
+    assert error_of(U) < limit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_random_square_matrices_become_orthonormal_however_skewed(dtype):
+    every = torch.ones(30, dtype=torch.bool)
+    for seed in range(50):
+        U = empty(30, 30, dtype)
+        U.seed = seed
+        U.orthonormalize_(0, every)
+        assert error_of(U.matrix) < 1e-5
