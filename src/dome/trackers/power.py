@@ -128,7 +128,7 @@ class StreamingPower(BasisTracker):
             GU = self._coordinates(H)
         else:  # G U P + G Hᵀ V X
             GU = (seen.V + seen.m) @ P + seen.HHV @ X + seen.Hmu @ M
-        self._note(seen, P, M, GU)
+        self._note(seen, P, M, GU, len(P))
 
     def _qr(self, C: Tensor, most: int) -> tuple[Tensor, Tensor]:
         """R⁻¹ by Cholesky, or column by column where Y is deficient."""

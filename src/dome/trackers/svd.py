@@ -99,13 +99,14 @@ class IncrementalSVD(BasisTracker):
         if len(H) > self._most:
             return self._by_parts(H, past, newest, is_lost=is_lost)
         plan = self.plan(H, seen, sums, past * self._values, newest)
+        num_before = self._determined()
         self.apply(H, plan)
         seen = replace(seen, V=plan.V)
         if self._repair(plan.doubt, is_lost=is_lost):
             GU = self._coordinates(H)
         else:  # G U P + G Hᵀ M
             GU = (seen.V + seen.m) @ plan.P + plan.HHM + seen.Hmu @ plan.M
-        return self._note(seen, plan.P, plan.M, GU)
+        return self._note(seen, plan.P, plan.M, GU, num_before)
 
     def plan(
         self, H: Samples, seen: Seen, sums: Sums, past: Tensor, newest: float

@@ -178,7 +178,9 @@ class BasisTracker(ABC):
         C = self._U.gram_if_due(self._batches.num_updates)
         return sums if C is None else sums | {"UU": C}
 
-    def _note(self, seen: Seen, P: Tensor, M: Tensor, GU: Tensor) -> None:
+    def _note(
+        self, seen: Seen, P: Tensor, M: Tensor, GU: Tensor, num_before: float
+    ) -> None:
         """Remember U ← U P + Hᵀ M; its record is computed once somebody asks.
 
         Args:
@@ -186,14 +188,13 @@ class BasisTracker(ABC):
             P: Shape (K, K).
             M: Shape (B, K).
             GU: Samples in the new columns, here or on the device, shape (B, K).
+            num_before: How many directions there were.
         """
         if self._leading is not None:
             GU = GU @ self._leading.to(GU.device, non_blocking=True)
 
         def update() -> Update:
-            # Rows of directions that were not there yet are zero and do not count.
-            squares = (P + seen.V.T @ M).square().sum(dim=1)
-            cosines = squares.sum() / (squares > 0).sum().clamp(min=1)
+            cosines = (P + seen.V.T @ M).square().sum() / max(num_before, 1)
             there = self._U.there  # beside what else is asked of a step
             return Update(
                 captured=there(GU.square().sum(dim=1)),
@@ -208,7 +209,8 @@ class BasisTracker(ABC):
     def _note_no_change(self, seen: Seen) -> None:
         """Remember a batch that did not turn U."""
         P = torch.eye(seen.V.shape[1], dtype=seen.V.dtype)
-        self._note(seen, P, torch.zeros_like(seen.V), seen.V + seen.m)
+        GU, num = seen.V + seen.m, self._U.num_columns
+        self._note(seen, P, torch.zeros_like(seen.V), GU, num)
 
     def _coordinates(self, H: Samples) -> Tensor:
         """G U of all rows, where U has been made orthonormal; shape (B, K)."""
