@@ -26,7 +26,7 @@ from dome.samples import declared
 from dome.samples.protocol import gives_factors
 from dome.torch_private import norms_of
 from dome.trackers import Tracker
-from dome.trackers.blocks import Blocks
+from dome.trackers.blocks import Blockwise
 from dome.world import Alone, World
 
 RANGE = (1e-12, 1e12)  # of norms whose squares float32 can add up
@@ -324,7 +324,7 @@ def norm_of(vector: Tensor) -> Tensor:
 
 
 def remove_(
-    tracker: Blocks,
+    tracker: Blockwise,
     grads: Mapping[int, Tensor],
     strength: float,
     masks: Masks,

@@ -17,7 +17,7 @@ from dome.options import Downstream, FilterOptions
 from dome.parameters import Block, Layout
 from dome.samples import SampleSource, Use
 from dome.trackers import Tracker
-from dome.trackers.blocks import Blocks, ranks_of
+from dome.trackers.blocks import Blockwise, ranks_of
 
 Samples = Tensor | FactorBatch
 State = dict[str, Tensor]
@@ -47,7 +47,7 @@ class World(Protocol):
     layout: Layout
     options: FilterOptions
     source: SampleSource
-    tracker: Blocks
+    tracker: Blockwise
     masks: Masks
     attached: Sequence[Attached]
 
@@ -180,7 +180,7 @@ def make_tracker(
     layout: Layout,
     options: FilterOptions,
     place: Callable[[Block], Where] = everything,
-) -> Blocks:
+) -> Blockwise:
     """A tracker for each block that is filtered.
 
     Args:
@@ -203,7 +203,7 @@ def make_tracker(
                 made = options.directions_for(layout.shapes(block), rank, **where)
             columns.append(here)
             trackers[block.name] = made
-    return Blocks(trackers, columns)
+    return Blockwise(trackers, columns)
 
 
 def pass_through(stages: Sequence[Downstream], gradient: Tensor) -> Tensor:

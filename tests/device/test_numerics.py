@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dome.numerics import linalg
 from dome.numerics.shard import Shard
-from dome.trackers.basis import Basis
+from dome.trackers.basis import FactoredBasis
 
 F64 = torch.float64
 PRODUCTS = {"mm", "mv", "bmm", "addmm", "addmm_", "addmv", "addmv_", "baddbmm"}
@@ -16,7 +16,7 @@ RANK, SAMPLES = 3, 4
 
 
 def basis(S):
-    U = Basis(Shard.whole(len(S)), RANK, S.dtype, S.device, seed=0)
+    U = FactoredBasis(Shard.whole(len(S)), RANK, S.dtype, S.device, seed=0)
     U.write_(S)
     return U
 

@@ -4,7 +4,7 @@ from reference import projector_distance
 
 from dome.numerics import linalg
 from dome.numerics.shard import Shard
-from dome.trackers.basis import TALL, Basis, may_be_factored
+from dome.trackers.basis import TALL, FactoredBasis, may_be_factored
 from dome.trackers.samples import Samples
 
 
@@ -14,7 +14,7 @@ def several_blocks(monkeypatch):
 
 
 def empty(dim, width, dtype=torch.float64, **options):
-    return Basis(Shard.whole(dim), width, dtype, None, seed=5, **options)
+    return FactoredBasis(Shard.whole(dim), width, dtype, None, seed=5, **options)
 
 
 def filled(rng, dim, width, **options):

@@ -3,7 +3,7 @@ import torch
 
 from dome.numerics import linalg
 from dome.numerics.shard import Shard
-from dome.trackers.basis import Basis
+from dome.trackers.basis import FactoredBasis
 from dome.trackers.samples import Samples
 
 
@@ -14,7 +14,7 @@ def several_blocks(monkeypatch):
 
 def orthonormal(rng, dim, rank, dtype=torch.float64):
     Q, _ = torch.linalg.qr(torch.randn(dim, rank, generator=rng, dtype=torch.float64))
-    U = Basis(Shard.whole(dim), rank, dtype, None, seed=0)
+    U = FactoredBasis(Shard.whole(dim), rank, dtype, None, seed=0)
     U.write_(Q)
     return U
 
@@ -99,7 +99,7 @@ def test_with_care_samples_of_any_size_keep_their_digits(size, rng):
     G = torch.randn(6, 40, generator=rng, dtype=torch.float64)
     U = orthonormal(rng, 40, 5)
     exact, close = looked_at(Samples(G), U), {"rtol": 1e-4, "atol": 1e-4}
-    low = Basis(Shard.whole(40), 5, torch.float32, None, seed=0)
+    low = FactoredBasis(Shard.whole(40), 5, torch.float32, None, seed=0)
     low.write_(U.matrix)
     seen = looked_at(careful(Samples((G * size).float()), torch.float32), low)
     # Float32 rounds each of 40 products to 6e-8.

@@ -16,7 +16,7 @@ from dome.distributed.placement import Placement
 from dome.masks import here
 from dome.parameters import Block, Layout, Slot
 from dome.trackers.basis import HELD
-from dome.trackers.blocks import Blocks
+from dome.trackers.blocks import Blockwise
 from dome.trackers.low_rank import LowRankPower
 from dome.world import State
 
@@ -47,7 +47,9 @@ class SplitStates:
         tracker: The trackers of the blocks.
     """
 
-    def __init__(self, layout: Layout, placement: Placement, tracker: Blocks) -> None:
+    def __init__(
+        self, layout: Layout, placement: Placement, tracker: Blockwise
+    ) -> None:
         self._layout, self._placement, self._tracker = layout, placement, tracker
 
     def for_checkpoint(self) -> State:

@@ -50,7 +50,7 @@ class Turn(NamedTuple):
     inverse: Tensor | None
 
 
-class Basis:
+class FactoredBasis:
     """U in its storage format.
 
     Args:

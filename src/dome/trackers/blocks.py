@@ -18,7 +18,7 @@ from dome.trackers.protocol import PlannedTracker, Tracker, is_planned
 from dome.trackers.tracker import update_all
 
 
-class Blocks:
+class Blockwise:
     """A tracker for each block of the flat gradient.
 
     Args:

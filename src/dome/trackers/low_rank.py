@@ -32,7 +32,7 @@ from dome.numerics.independence import Independent, independent
 from dome.numerics.linalg import IsTrue, upper_factor
 from dome.numerics.shard import Shard, Total, alone
 from dome.trackers.protocol import Sums, Update
-from dome.trackers.samples import Batches, check_whole
+from dome.trackers.samples import Intake, check_whole
 from dome.trackers.states import check_small, draw_seed
 from dome.trackers.tracker import update_all
 
@@ -143,10 +143,10 @@ class LowRankPower:
                 f"got {dtype}: leave basis_dtype out"
             )
         self._shapes = Shapes.of(shapes, direction_rank, shard)
-        self._batches = Batches(self._shapes.dim, rank, oversample, forget, shard)
+        self._intake = Intake(self._shapes.dim, rank, oversample, forget, shard)
         self._dtype, self._device = dtype, torch.device(device or "cpu")
         self._seed, self._total = draw_seed(generator), total
-        K = self._batches.num_columns
+        K = self._intake.num_columns
         eye = torch.eye(K, dtype=torch.float64, device=device)
         start = independent(self._random(), self._random)
         self._U, self._T, self._N = start.U, start.T, start.N
@@ -180,17 +180,17 @@ class LowRankPower:
     def admitted(self, grads: Tensor | FactorBatch, scale: float) -> Batch | None:
         """The samples ``scale * grads``, unless there are too few of them."""
         if isinstance(grads, Tensor):
-            self._batches.check(grads)
+            self._intake.check(grads)
             grads = FactorBatch.of_rows(grads, self._shapes.columns())
         grads = self._U.prepared(grads)
         B = self._num_samples(grads)
-        return Batch(grads, scale, B) if self._batches.admits(B) else None
+        return Batch(grads, scale, B) if self._intake.admits(B) else None
 
     def look(self, batch: Batch) -> Sums:
         """Lines 4 to 8; is it finite, is it constant, did assumptions hold?"""
         B = batch.num_samples
         # (t−1)/t and 1/t; 0 and 1 at t = 1
-        past, newest = self._batches.weights(self.num_updates + 1)
+        past, newest = self._intake.weights(self.num_updates + 1)
         s, a = past * self._norms, newest / B
         batch.seen = self._U.products(batch.grads)
         V, VV, finite, constant = self._coordinates(batch.seen.GU, batch.scale, B)
@@ -212,8 +212,8 @@ class LowRankPower:
         """Lines 9 to 17."""
         is_finite, is_constant, *right = (bool(answer) for answer in sums.values())
         if not is_finite or is_constant:
-            if self._batches.accepts(is_finite):  # W = 0: Y is U diag(s), and λ = s
-                past, _ = self._batches.weights(self.num_updates)
+            if self._intake.accepts(is_finite):  # W = 0: Y is U diag(s), and λ = s
+                past, _ = self._intake.weights(self.num_updates)
                 self._norms = batch.sought.s
                 self._eigenvalues = past * self._eigenvalues
             return
@@ -221,7 +221,7 @@ class LowRankPower:
             batch.turned, batch.seen = None, self._U.products(batch.grads)
             self._assumes_from = self.num_updates + PATIENCE
         turned = batch.turned or self._turned(batch, bool)
-        if self._batches.accepts(turned[0].is_finite):
+        if self._intake.accepts(turned[0].is_finite):
             self._take(*turned, batch.sought.s)
 
     def _turned(
@@ -237,7 +237,7 @@ class LowRankPower:
         R, Z = upper_factor(core, FLOOR[self._dtype], most, is_true)
         # 9-14  Y Z = U C + Gᵀ M; the columns of V sum to zero, so that Hᵀ V = Gᵀ V
         C, M = self._T @ (s[:, None] * Z), V @ Z
-        seed = self._seed + self._batches.num_updates
+        seed = self._seed + self._intake.num_updates
         grads, seen = batch.grads, batch.seen
         cut = self._U.cut(grads, seen, C, M, seed, self._total, is_true)
         return independent(cut, self._random, is_true), R, Z
@@ -306,9 +306,9 @@ class LowRankPower:
 
     def _random(self, attempt: int = 0) -> Directions:
         """Random directions; the same for the same update, so that a run resumes."""
-        seed = self._seed + self._batches.num_updates + (attempt << 40)
+        seed = self._seed + self._intake.num_updates + (attempt << 40)
         random = torch.Generator(self._device).manual_seed(seed)
-        K = self._batches.num_columns
+        K = self._intake.num_columns
         return Directions.random(self._shapes, K, random, self._dtype)
 
     @property
@@ -341,13 +341,13 @@ class LowRankPower:
 
     @property
     def num_skipped(self) -> int:
-        """Batches left out: not finite, or of one sample."""
-        return self._batches.num_skipped
+        """Intake left out: not finite, or of one sample."""
+        return self._intake.num_skipped
 
     @property
     def num_updates(self) -> int:
         """How many batches have turned the directions."""
-        return self._batches.num_updates
+        return self._intake.num_updates
 
     @property
     def num_stored(self) -> int:
@@ -404,7 +404,7 @@ class LowRankPower:
         self.check_state(state)
         self._U = self._U.with_tensors(state)
         self._N = self._U.gram(self._U)
-        self._batches.load_state_dict(state)
+        self._intake.load_state_dict(state)
         self._seed = int(state["seed"])
         self._T, self._norms, self._arbitrary = (
             state[name].to(self._norms, copy=True)
@@ -430,7 +430,7 @@ class LowRankPower:
         if self._leading is not None:
             state["leading"] = self._leading
             state["leading_eigenvalues"] = self._eigenvalues
-        return state | self._batches.state_dict()
+        return state | self._intake.state_dict()
 
 
 def _owed_to_samples(arbitrary: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def is_pairwise(num_columns: int, num_samples: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PowerPlan:
     """An update in small matrices: nothing is changed yet.
 
     Attributes:
@@ -93,9 +93,9 @@ class StreamingPower(BasisTracker):
         del sums
         self.apply(H, seen, self.plan(seen), is_lost=is_lost)
 
-    def plan(self, seen: Seen) -> Plan:
+    def plan(self, seen: Seen) -> PowerPlan:
         """Lines 10 to 15 in small matrices; line numbers are the paper's."""
-        past, newest = self._batches.weights()  # (t−1)/t and 1/t; 0 and 1 at t = 1
+        past, newest = self._intake.weights()  # (t−1)/t and 1/t; 0 and 1 at t = 1
         s, a = past * self._values, newest / len(seen.V)
         VV = seen.V.T @ seen.V  # 4-8    V = H U
         # 10-14  Y = U diag(s) + a Hᵀ V, as YᵀY, because UᵀU = I
@@ -105,9 +105,9 @@ class StreamingPower(BasisTracker):
         most = len(C) if past else len(seen.V) - 1
         R_inverse, own = self._qr(C, most)  # 15     U, R = QR(Y)
         P = s[:, None] * R_inverse
-        return Plan(C, R_inverse, own, P, a * R_inverse, self._U.turn(P))
+        return PowerPlan(C, R_inverse, own, P, a * R_inverse, self._U.turn(P))
 
-    def apply(self, H: Samples, seen: Seen, plan: Plan, *, is_lost: bool) -> None:
+    def apply(self, H: Samples, seen: Seen, plan: PowerPlan, *, is_lost: bool) -> None:
         """Lines 15 to 17: overwrite U, and make it orthonormal where that is due."""
         # 15     U = Y R⁻¹ = U P + Hᵀ V X
         self._U.turn_(plan.turn, *H.combination(seen.V, plan.X))
@@ -138,7 +138,7 @@ class StreamingPower(BasisTracker):
                 return R_inverse, own
         return gram_schmidt(C, self._floor, most)
 
-    def _select_leading(self, plan: Plan) -> None:
+    def _select_leading(self, plan: PowerPlan) -> None:
         """Which directions are removed: with oversampling, those that lead in Y."""
         rank = len(self._eigenvalues)
         self._eigenvalues = self._values[:rank]

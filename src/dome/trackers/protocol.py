@@ -44,7 +44,7 @@ class Tracker(Protocol):
 
     @property
     def num_skipped(self) -> int:
-        """Batches left out: not finite, or of one sample."""
+        """Intake left out: not finite, or of one sample."""
 
     @property
     def orthogonality_error(self) -> float:

@@ -22,7 +22,7 @@ from dome.numerics.shard import Shard
 from dome.trackers.protocol import Sums
 
 if TYPE_CHECKING:
-    from dome.trackers.basis import Basis
+    from dome.trackers.basis import FactoredBasis
 
 # ‖μ‖² over the mean of ‖h_b‖² from which samples are centred before anything else.
 LONG_MEAN = 4.0
@@ -133,7 +133,7 @@ class Samples:
         result.are_careful = True
         return result
 
-    def look(self, U: "Basis", *, pairwise: bool) -> Sums:
+    def look(self, U: "FactoredBasis", *, pairwise: bool) -> Sums:
         """G U, and G Gᵀ or what is needed of it: sums over all D."""
         G, mu, dtype = self.rows, self._mean, U.compute_dtype
         sums = {"GU": U.inner(G)}
@@ -148,7 +148,7 @@ class Samples:
             sums["Hmu"] = product(G, mu[:, None])[:, 0]
         return sums
 
-    def act(self, U: "Basis", sums: Sums) -> Sums:
+    def act(self, U: "FactoredBasis", sums: Sums) -> Sums:
         """G Gᵀ V (B, K), where G Gᵀ would take more flops: a sum over all D."""
         V, dtype = sums["GU"] - sums["GU"].mean(dim=0), U.compute_dtype
         total, small = torch.zeros_like(V), V.to(dtype)
@@ -212,7 +212,7 @@ class Samples:
         """Hᵀ V X as wideᵀ small. V sums to zero over b, so that Gᵀ V = Hᵀ V."""
         return self.rows, self._unit * (V @ X)
 
-    def coordinates(self, U: "Basis") -> Tensor:
+    def coordinates(self, U: "FactoredBasis") -> Tensor:
         """G U: a sum over all D, shape (B, K)."""
         GU = self._unit * U.inner(self.rows)
         if self._mean is None:
@@ -227,7 +227,7 @@ def check_whole(**values: object) -> None:
             raise ValueError(f"{name} must be a whole number, got {value!r}")
 
 
-class Batches:
+class Intake:
     """Checks batches, counts them, and weighs the newest against the past.
 
     Args:

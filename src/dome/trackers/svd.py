@@ -34,7 +34,7 @@ NOISE = {torch.float32: 1e-6, torch.float64: 1e-13}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FoldPlan:
     """U P + Hᵀ M and its eigenvalues, in small matrices: nothing is changed yet.
 
     Attributes:
@@ -60,7 +60,7 @@ class IncrementalSVD(BasisTracker):
     """Best rank-K update at every batch: sorted eigenvalues, no arbitrary directions.
 
     The rank grows by B − 1 a batch until it is K; columns not reached yet are zero and
-    remove nothing. Batches of more than 512 (or 2 K) samples are folded in by parts of
+    remove nothing. Intake of more than 512 (or 2 K) samples are folded in by parts of
     that size, each truncated to rank K; smaller ones are exact.
 
     Args are those of ``dome.trackers.tracker.BasisTracker``; no direction is drawn.
@@ -95,7 +95,7 @@ class IncrementalSVD(BasisTracker):
 
     def fold(self, H: Samples, seen: Seen, sums: Sums, *, is_lost: bool) -> None:
         """Plan and apply, in one go or by parts."""
-        past, newest = self._batches.weights()
+        past, newest = self._intake.weights()
         if len(H) > self._most:
             return self._by_parts(H, past, newest, is_lost=is_lost)
         plan = self.plan(H, seen, sums, past * self._values, newest)
@@ -110,7 +110,7 @@ class IncrementalSVD(BasisTracker):
 
     def plan(
         self, H: Samples, seen: Seen, sums: Sums, past: Tensor, newest: float
-    ) -> Plan:
+    ) -> FoldPlan:
         """The leading part of U diag(past) Uᵀ + newest Hᵀ H / B."""
         K, B, a = self._U.num_columns, len(H), newest / len(H)
         dtype = self._U.compute_dtype
@@ -139,7 +139,7 @@ class IncrementalSVD(BasisTracker):
         # column and the batch no direction: so much of a column's length is missing.
         absent = torch.cat([past <= 0, ~keep])[:, None]
         missing = (X.square() * absent).sum(dim=0).amax()
-        return Plan(
+        return FoldPlan(
             values=torch.where(known, values[:K], 0.0),
             P=P,
             M=M,
@@ -149,7 +149,7 @@ class IncrementalSVD(BasisTracker):
             doubt=eps * (10 * uneven + cancelled) + missing,
         )
 
-    def apply(self, H: Samples, plan: Plan) -> None:
+    def apply(self, H: Samples, plan: FoldPlan) -> None:
         """U ← U P + Hᵀ M."""
         eye = torch.eye(len(plan.P), dtype=plan.P.dtype)
         self._U.turn_(plan.turn, *H.combination(plan.M, eye))

@@ -16,9 +16,9 @@ from torch import Tensor
 from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.shard import Shard, Total, alone
 from dome.torch_private import no_autocast
-from dome.trackers.basis import Basis
+from dome.trackers.basis import FactoredBasis
 from dome.trackers.protocol import PlannedTracker, Sums, Update
-from dome.trackers.samples import Batches, Samples, Seen
+from dome.trackers.samples import Intake, Samples, Seen
 from dome.trackers.states import check_small, draw_seed, translated
 
 
@@ -97,10 +97,10 @@ class BasisTracker(ABC):
         shard: Shard | None = None,
         factored: bool = True,
     ) -> None:
-        self._batches = Batches(dim, rank, oversample, forget, shard)
-        K, seed = self._batches.num_columns, draw_seed(generator)
-        shard = self._batches.shard
-        self._U = Basis(shard, K, dtype, device, seed, factored=factored)
+        self._intake = Intake(dim, rank, oversample, forget, shard)
+        K, seed = self._intake.num_columns, draw_seed(generator)
+        shard = self._intake.shard
+        self._U = FactoredBasis(shard, K, dtype, device, seed, factored=factored)
         self.total = shard.total  # adds up over workers that hold the other rows
         self._is_turned = False  # by a sample: before, nothing is removed
         self._values = torch.ones(K, dtype=torch.float64)
@@ -152,9 +152,9 @@ class BasisTracker(ABC):
     def admitted(self, grads: Tensor | Samples, scale: float) -> Samples | None:
         """The samples ``scale * grads``, unless there are too few of them."""
         if not isinstance(grads, Samples):
-            self._batches.check(grads)
+            self._intake.check(grads)
             grads = Samples(grads, scale)
-        return grads if self._batches.admits(len(grads)) else None
+        return grads if self._intake.admits(len(grads)) else None
 
     def turn(self, H: Samples, sums: Sums) -> Samples | None:
         """Turn U; or the same samples, if they are to be looked at with care first."""
@@ -162,10 +162,10 @@ class BasisTracker(ABC):
         if seen.wants_care and not H.are_careful:
             return H.carefully(self._U.shard, self._U.dtype)
         is_lost = C is not None and self._U.is_lost(C)
-        if not self._batches.accepts(seen.is_finite):
+        if not self._intake.accepts(seen.is_finite):
             return None
         if seen.is_constant:  # W = 0: Y has the columns of U, and λ = s
-            past, _ = self._batches.weights()
+            past, _ = self._intake.weights()
             self._eigenvalues = past * self._eigenvalues
             self._values = past * self._values
             self._note_no_change(seen)
@@ -175,7 +175,7 @@ class BasisTracker(ABC):
 
     def _with_gram(self, sums: Sums) -> Sums:
         """With UᵀU, where it is due to be measured."""
-        C = self._U.gram_if_due(self._batches.num_updates)
+        C = self._U.gram_if_due(self._intake.num_updates)
         return sums if C is None else sums | {"UU": C}
 
     def _note(
@@ -252,12 +252,12 @@ class BasisTracker(ABC):
     @property
     def num_updates(self) -> int:
         """How many batches have turned the basis."""
-        return self._batches.num_updates
+        return self._intake.num_updates
 
     @property
     def num_skipped(self) -> int:
-        """Batches left out: not finite, or of one sample."""
-        return self._batches.num_skipped
+        """Intake left out: not finite, or of one sample."""
+        return self._intake.num_skipped
 
     @property
     def orthogonality_error(self) -> float:
@@ -273,7 +273,7 @@ class BasisTracker(ABC):
     def _small(self) -> dict[str, Tensor]:
         """The state of the method, and of what was let in."""
         own = {name: getattr(self, place) for name, place in self._entries.items()}
-        return own | self._batches.state_dict()
+        return own | self._intake.state_dict()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything needed to go on bit for bit: a snapshot, D K numbers."""
@@ -292,7 +292,7 @@ class BasisTracker(ABC):
         """Go on from a state of the same dimension and rank."""
         self.check_state(state)
         self._U.load_state_dict(translated(state))
-        self._batches.load_state_dict(state)
+        self._intake.load_state_dict(state)
         for name, place in self._entries.items():
             setattr(self, place, state[name].to("cpu", copy=True))
         if "leading_eigenvalues" not in self._entries:
@@ -312,7 +312,7 @@ class BasisTracker(ABC):
             num_updates: How many updates they stand for.
         """
         self._U.write_(columns)
-        self._batches.num_updates = num_updates
+        self._intake.num_updates = num_updates
         self._values, rank = values.cpu(), len(self._eigenvalues)
         self._eigenvalues = self._values[:rank]
         if self._leading is not None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dome.numerics.shard import Shard
 from dome.trackers import TRACKERS, Tracker
-from dome.trackers.blocks import Blocks
+from dome.trackers.blocks import Blockwise
 
 LAYOUTS = ("global", "global", "layerwise", "workers")  # the cheap one twice
 LARGEST_EXPONENT = {torch.float16: 4, torch.float64: 100}  # 18 for the others
@@ -151,7 +151,7 @@ class Workers:
         return [r.result() for r in running]
 
 
-Tracked = Tracker | Blocks | Workers
+Tracked = Tracker | Blockwise | Workers
 
 
 def make_tracked(setting: Setting) -> Tracked:
@@ -167,7 +167,7 @@ def make_tracked(setting: Setting) -> Tracked:
     trackers: dict[str, Tracker] = {
         f"{a} to {b}": make(b - a, min(rank, b - a), **options) for a, b in pairs
     }
-    return Blocks(trackers, [slice(a, b) for a, b in pairs])
+    return Blockwise(trackers, [slice(a, b) for a, b in pairs])
 
 
 def bases_of(tracked: Tracked) -> list[tuple[Tensor, Tensor]]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dome.trackers import TRACKERS, StreamingPower
-from dome.trackers.basis import Basis
+from dome.trackers.basis import FactoredBasis
 from dome_lab.bench import hostile
 from dome_lab.bench.questions import soak
 
@@ -38,7 +38,7 @@ def shared(self):
 FAULTS = {
     "a state shares its basis": (
         "state that was taken before",
-        Basis,
+        FactoredBasis,
         "state_dict",
         shared,
     ),
