@@ -78,11 +78,8 @@ class GradientFilter(Hooked):
         super().__init__()
         self._world, self._newcomers = world, newcomers
         self._layout, self._options = world.layout, world.options
-        self._source, self._tracker, self._masks = (
-            world.source,
-            world.tracker,
-            world.masks,
-        )
+        self._source, self._masks = world.source, world.masks
+        self._tracker = world.tracker
         self._num_steps = 0
         self._observed = False
         self._norms: tuple[Tensor, Tensor] | None = None
@@ -324,10 +321,7 @@ def norm_of(vector: Tensor) -> Tensor:
 
 
 def remove_(
-    tracker: Blockwise,
-    grads: Mapping[int, Tensor],
-    strength: float,
-    masks: Masks,
+    tracker: Blockwise, grads: Mapping[int, Tensor], strength: float, masks: Masks
 ) -> tuple[Tensor, Tensor]:
     """Filter gradients in place, without a copy; their norm before and after.
 

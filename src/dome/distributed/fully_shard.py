@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dome.distributed.fully_shard_checks import check_supported, workers_of
 from dome.distributed.handshake import Handshake, check_same_options, shake_hands
 from dome.distributed.placement import Placement
-from dome.distributed.reduce_scatter import Interception, sharded_modules
+from dome.distributed.reduce_scatter import AllToAll, sharded_modules
 from dome.distributed.split_states import SplitStates
 from dome.distributed.worker_rows import WorkerRows
 from dome.distributed.workers import Workers
@@ -59,7 +59,7 @@ class FullyShard:
         self.source: SampleSource = self._rows
         self.masks = Masks(layout, self._placement.columns)
         intercepted = [
-            Interception(module, self._rows, workers)
+            AllToAll(module, self._rows, workers)
             for module in sharded_modules(model)
             if fsdp_groups(module)
         ]

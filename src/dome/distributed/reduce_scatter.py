@@ -7,7 +7,7 @@ bytes and give the same sum, and on the way each worker sees a row of all others
 m): the samples that a tracker split over workers takes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,8 +31,10 @@ def sharded_modules(model: nn.Module) -> list[Any]:
     ]
 
 
-class Interception:
-    """FSDP2's communication of one module, replaced until ``detach()``.
+class AllToAll:
+    """A reduce-scatter for one module of FSDP2 that shows the rows it adds up.
+
+    It takes the place of the module's own until ``detach()``.
 
     Args:
         module: A module that ``fully_shard`` was called for, with parameters.
@@ -41,14 +43,15 @@ class Interception:
     """
 
     def __init__(self, module: Any, rows: WorkerRows, workers: Workers) -> None:  # noqa: ANN401
-        self._module = module
-        (group,) = self._groups = fsdp_groups(module)
-        self._reduce_scatter, self._all_gather = fsdp_communication(group)
-        self._factor = group.gradient_divide_factor
-        self._sums = group.force_sum_reduction_for_comms
-        divide_by = workers.size if self._factor is None else self._factor
-        ours = AllToAll(self._reduce_scatter, rows, workers, divide_by, self.check)
-        module.set_custom_reduce_scatter(ours)
+        self._module, self._rows, self._workers = module, rows, workers
+        (self._group,) = fsdp_groups(module)
+        # FSDP2's own, which allocates, and reduces where no rows are wanted.
+        self._plain, self._all_gather = fsdp_communication(self._group)
+        self._factor = self._group.gradient_divide_factor
+        self._sums = self._group.force_sum_reduction_for_comms
+        self._divide_by = workers.size if self._factor is None else self._factor
+        self._is_input = False
+        module.set_custom_reduce_scatter(self)
         module.set_custom_all_gather(NamedAllGather(self._all_gather, workers))
         if workers.size > 1:
             # Rows come as they are and sums are divided here: FSDP2 divides some of it
@@ -56,45 +59,12 @@ class Interception:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
 
-    def check(self) -> None:
-        """Refuse a factor that was set since: rows would be divided by it."""
-        (group,) = self._groups
-        if group.gradient_divide_factor != 1.0:
-            raise RuntimeError(
-                "set_gradient_divide_factor was called while a filter is attached, "
-                "which divides by the factor that it found: call it before attach"
-            )
-
     def detach(self) -> None:
         """Let FSDP2 communicate by itself again."""
-        self._module.set_custom_reduce_scatter(self._reduce_scatter)
+        self._module.set_custom_reduce_scatter(self._plain)
         self._module.set_custom_all_gather(self._all_gather)
         self._module.set_gradient_divide_factor(self._factor)
         self._module.set_force_sum_reduction_for_comms(self._sums)
-
-
-class AllToAll:
-    """A reduce-scatter for FSDP2 that shows the rows it adds up.
-
-    Args:
-        plain: FSDP2's own, which allocates, and reduces where no rows are wanted.
-        rows: Where the rows go.
-        workers: The P workers.
-        divide_by: What sums are divided by.
-        check: Called before each reduction.
-    """
-
-    def __init__(
-        self,
-        plain: Comm,
-        rows: WorkerRows,
-        workers: Workers,
-        divide_by: float,
-        check: Callable[[], None],
-    ) -> None:
-        self._plain, self._rows, self._workers = plain, rows, workers
-        self._divide_by, self._check = divide_by, check
-        self._is_input = False
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -120,7 +90,11 @@ class AllToAll:
         if self._workers.size == 1:
             output_tensor.copy_(input_tensor)
             return
-        self._check()
+        if self._group.gradient_divide_factor != 1.0:
+            raise RuntimeError(
+                "set_gradient_divide_factor was called while a filter is attached, "
+                "which divides by the factor that it found: call it before attach"
+            )
         if not self._rows.is_armed:
             num_bytes, what = input_tensor.nbytes, "the reduced gradient"
             with self._workers.reducing(num_bytes, "gradient", what):
