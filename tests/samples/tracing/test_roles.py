@@ -410,3 +410,31 @@ def test_several_entries_for_each_sample_and_a_dimension_as_long_are_told_apart(
     with pytest.raises(RuntimeError, match=r"along dimension 1, or 2 entries of each"):
         model(*sentences(3, [2] * 3))
     source.detach()
+
+
+def test_a_table_in_front_is_told_by_never_changing():
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, table, x):
+            return self.layer(table) @ self.layer(x).T
+
+    model, table = Table(), torch.randn(7, 3)
+    source = PerSample(model, Layout(model))
+    model(table, torch.randn(5, 3))
+    with pytest.raises(RuntimeError, match=r"'table' was taken.*samples_in=\('x',\)"):
+        model(table, torch.randn(5, 3))
+    source.detach()
+    source = PerSample(model, Layout(model), samples_in="x")
+    for _ in range(2):
+        x = torch.randn(5, 3)
+        step(model, source, lambda b, x=x: model(table, x[b]).T, 5)
+
+
+def test_one_batch_again_and_again_is_no_table():
+    model, u, grid = Operator(), torch.randn(6, 5), torch.randn(9, 2)
+    source = PerSample(model, Layout(model))
+    for _ in range(3):
+        step(model, source, lambda b: model(u[b], grid), 6)

@@ -109,6 +109,10 @@ class _Known:
         held = {id(tensors[name]): (name, place) for name, place in found.items()}
         held |= {id(tensors[name]): (name, place) for name, place in by_kind.items()}
         fixed = [(n, t) for n, t in others if id(t) not in held]
+        sizes = [n for n, t in fixed if t.ndim > batch_dim and t.shape[batch_dim] > 1]
+        sizes = sizes if guessed and batch > 1 else []
+        if found:
+            roles.check_first(named, next(iter(found)), sizes)
         return Inputs(
             batch,
             [
@@ -116,11 +120,7 @@ class _Known:
                 for name, place in held.values()
             ],
             [t for _, t in fixed],
-            others=[
-                name
-                for name, t in fixed
-                if guessed and t.ndim > batch_dim and t.shape[batch_dim] > 1
-            ],
+            others=sizes,
         )
 
 

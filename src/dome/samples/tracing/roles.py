@@ -11,7 +11,8 @@ or None if it holds none. Where roles come from, first match wins:
 A role by size is a guess. It is safe for an input that holds none: parameters that meet
 it are exact as derived weights. An input that was taken for samples is held against
 what the model does with it (``Alignment``): if a parameter meets it, its entries must
-also meet those of the first input, entry by entry. Otherwise the step is refused.
+also meet those of the first input, entry by entry. That the first input is one of
+samples must show in the results, and in its changing. Otherwise the step is refused.
 """
 
 import inspect
@@ -19,6 +20,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from dome.samples.tracing.axis import Axis
@@ -126,6 +128,8 @@ class Roles:
         self._table: dict[str, int | None] = {}
         # Inputs that the model lined up with others: their roles are no guess.
         self._sure: set[str] = set()
+        # The last call, until the first input has changed; None from then on.
+        self._last: dict[str, Tensor] | None = {}
 
     def assigned(
         self, named: Named, batch_dim: int, batch: int | None = None
@@ -154,6 +158,32 @@ class Roles:
                 name: found[name].dim if name in found else None for name, _ in named
             }
         return batch, found
+
+    def check_first(self, named: Named, first: str, others: Sequence[str]) -> None:
+        """Raise if the first input stays the same while others of another size change.
+
+        Samples change from batch to batch; a table that comes first does not.
+        """
+        if self._last is None or not others:
+            return
+        last, now = self._last, dict(named)
+        changed = [
+            name
+            for name in (first, *others)
+            if name not in last
+            or not torch.equal(last[name].to(now[name].device), now[name])
+        ]
+        if first in last and first in changed:
+            self._last = None
+            return
+        self._last = {name: now[name].detach().clone() for name in (first, *others)}
+        if first in last and changed:
+            raise RuntimeError(
+                f"input {first!r} was taken for samples, since it comes first, and "
+                f"holds the same numbers again, while {_list(changed)} changed. Name "
+                f"the inputs that hold samples: samples_in=({first!r},) if it does, "
+                f"samples_in=({changed[0]!r},) if not"
+            )
 
     def confirm(self, names: Iterable[str]) -> None:
         """Remember inputs that hold samples beyond doubt."""
