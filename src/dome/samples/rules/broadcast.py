@@ -19,7 +19,6 @@ from dome.samples.tracing.labels import Labels, collapsed
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call, Derived, Place
 from dome.samples.tracing.trace import Trace
-from dome.torch_private import tree_map_only
 
 
 @recording
@@ -28,10 +27,8 @@ def broadcast(trace: Trace, call: Call, *args: Value, **kwargs: Value) -> Value:
     if are_totals(call):
         return call.func(*args, **kwargs)
     x, place = _leading(trace, call)
-    args, kwargs = tree_map_only(
-        Tensor, lambda t: aligned(trace, t, x, place), (args, kwargs)
-    )
-    return call.func(*args, **kwargs)
+    own = {name: aligned(trace, t, x, place) for name, t in kwargs.items()}
+    return call.func(*[aligned(trace, t, x, place) for t in args], **own)
 
 
 @recording

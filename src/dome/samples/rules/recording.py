@@ -19,6 +19,7 @@ from torch.autograd import Function
 
 from dome.numerics.arithmetic import own_arithmetic, rounding
 from dome.samples.rules.function import Context, apply
+from dome.samples.tracing.flow import BROADCASTING
 from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.origins import Call, own
 from dome.samples.tracing.trace import Trace
@@ -45,20 +46,20 @@ def recording(rule: Rule) -> Rule:
         call.is_due = _is_due(trace, call)
         sources = generators(call)
         start = [get() for get, _ in sources]
-        flat, spec = tree_flatten(call.plain())
+        flat, spec = _parts(call.plain())
         needed = [isinstance(t, Tensor) and t.requires_grad for t in flat]
         values = [own(t) if isinstance(t, Tensor) else t for t in flat]
-        call.value = tree_unflatten(values, spec)
+        call.value = _whole(values, spec)
         if not any(needed):
             return call.value
         with drawn_again(sources, start):
-            twins, _ = tree_flatten(rule(trace, call, *args, **kwargs))
+            twins, _ = _parts(rule(trace, call, *args, **kwargs))
         if len(twins) != len(values):
             raise _refusal(trace, call, "has other results")
         for i, need in enumerate(needed):
             if need:
                 values[i] = _valued(trace, call, twins[i], values[i])
-        return tree_unflatten(values, spec)
+        return _whole(values, spec)
 
     return run
 
@@ -81,6 +82,15 @@ def _written(
     # Not seen by autograd, which may have saved the result: these are its numbers.
     target.data.copy_(call.value)
     return out
+
+
+def _parts(value: Value) -> tuple[list[Value], Value]:
+    """All parts of a result, and how they are nested; None for a tensor alone."""
+    return ([value], None) if isinstance(value, Tensor) else tree_flatten(value)
+
+
+def _whole(parts: list[Value], spec: Value) -> Value:
+    return parts[0] if spec is None else tree_unflatten(parts, spec)
 
 
 def _valued(trace: Trace, call: Call, twin: Value, value: Tensor) -> Tensor:
@@ -159,6 +169,8 @@ def _refusal(trace: Trace, call: Call, what: str) -> RuntimeError:
 
 def generators(call: Call) -> list[Generator]:
     """The random generators that an operation may draw from."""
+    if call.func in BROADCASTING:
+        return []
     device = (*call.batched, *call.derived)[0].device
     found: list[Generator] = [(torch.get_rng_state, torch.set_rng_state)]
     if device.type != "cpu":
