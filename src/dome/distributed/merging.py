@@ -10,8 +10,6 @@ D/P rows of all U_p, AᵀA (P K, P K) is a small sum, and the result is gathered
 the bytes of an all-reduce of one U, 2 (P − 1)/P D K numbers, and of (P K)² in float64.
 """
 
-from typing import Protocol, TypeGuard
-
 import torch
 from torch import Tensor
 
@@ -20,42 +18,15 @@ from dome.distributed.workers import Workers
 from dome.numerics.arithmetic import own_arithmetic
 from dome.numerics.linalg import compute_dtype, gram
 from dome.trackers import Tracker
+from dome.trackers.tracker import BasisTracker
 
 MOST_COLUMNS = 8192  # of A: the eigenvectors of AᵀA take its cube in flops
 ROUNDING = {torch.float32: 1e-6, torch.float64: 1e-13}  # of AᵀA, relative
 
 
-class Mergeable(Protocol):
-    """A tracker whose basis can be brought together with those of others."""
-
-    @property
-    def columns(self) -> Tensor:
-        """All the tracked columns, shape (D, K)."""
-
-    @property
-    def column_values(self) -> Tensor:
-        """Their eigenvalues, shape (K,)."""
-
-    @property
-    def num_updates(self) -> int:
-        """How many batches have turned the basis."""
-
-    def arbitrary_in(self, C: Tensor) -> Tensor:
-        """How much of the columns U C is arbitrary, shape (K, K)."""
-
-    def become_(
-        self, columns: Tensor, values: Tensor, arbitrary: Tensor, num_updates: int
-    ) -> None:
-        """Go on from a basis that several trackers have in common."""
-
-
-def _is_mergeable(tracker: Tracker | Mergeable) -> TypeGuard[Mergeable]:
-    return hasattr(tracker, "become_")
-
-
-def check_mergeable(tracker: Tracker, num_workers: int) -> Mergeable:
+def check_mergeable(tracker: Tracker, num_workers: int) -> BasisTracker:
     """Refuse trackers whose bases cannot be averaged, and too many columns."""
-    if not _is_mergeable(tracker):
+    if not isinstance(tracker, BasisTracker):
         raise ValueError(
             f"bases of {type(tracker).__name__} cannot be synchronised or saved: use "
             f'tracker="power" or "svd"'
@@ -103,8 +74,7 @@ def _merged(
     theta = torch.where(theta > ROUNDING[dtype] * theta[0], theta, 0.0)
     # A zero column stays zero: nothing determines it.
     X = X * torch.where(theta > 0, theta, 1.0).rsqrt() * (theta > 0)
-    held = torch.zeros(split.length, K, dtype=U.dtype, device=U.device)
-    held[:own] = (A @ X.to(dtype)).to(U.dtype)
-    whole = workers.gather(held, "basis")[:D].contiguous()
+    lengths = [part.stop - part.start for part in split.ranges]
+    whole = workers.collect((A @ X.to(dtype)).to(U.dtype), lengths, "basis")
     mine = X.view(P, K, K)[workers.rank]
     return whole, theta, scales[workers.rank][:, None] * mine
