@@ -70,7 +70,7 @@ def _step(kind: str, model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Non
     else:
         layout = _first("dome.parameters:Layout", "dome.layout:Layout")
         source = _first(
-            "dome.samples.sources.per_sample:PerSample",
+            "dome.samples.per_sample:PerSample",
             "dome.samples.capture:PerSample",
         )
         take = source(model, layout(model)).take

@@ -15,9 +15,9 @@ from dome.parameters import Layout, Slot
 from dome.samples import per_sample_gradients
 from dome.samples.functional import sample_shares
 from dome.samples.literal import Inputs, ModelCall, loss_of, shares, weighted_losses
+from dome.samples.tracing.inputs import Roles, Signature, check_names, declared
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.refuse import check_capturable
-from dome.samples.tracing.roles import Roles, Signature, check_names, declared
 
 # Two ways to sum the same numbers differ by a few roundings of the largest one.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}

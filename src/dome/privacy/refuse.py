@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 
 from dome.parameters import Layout, has_numbers
 from dome.privacy.errors import PrivacyError
-from dome.samples.sources.opacus import carries_grad_sample
+from dome.samples.opacus import carries_grad_sample
 from dome.torch_private import AnyBatchNorm, AnyInstanceNorm
 
 LOST = 1e-3  # of the samples' norms: more than rounding, less than any penalty

@@ -20,7 +20,7 @@ from dome.privacy.guards import (
 )
 from dome.privacy.refuse import check_nothing_else
 from dome.samples import PerSample, declared
-from dome.samples.tracing.roles import Roles, Signature
+from dome.samples.tracing.inputs import Roles, Signature
 
 NUM_TESTS = (
     3  # batches that are looked at: in one, sums over samples may agree by chance

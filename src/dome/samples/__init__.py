@@ -4,13 +4,13 @@ from torch import nn
 
 from dome.parameters import Layout
 from dome.samples.functional import per_sample_gradients
+from dome.samples.micro_batch import MicroBatch
+from dome.samples.opacus import OpacusSamples, carries_grad_sample
+from dome.samples.per_sample import PerSample
 from dome.samples.protocol import SampleSource
-from dome.samples.sources.microbatch import MicroBatch
-from dome.samples.sources.opacus import OpacusSamples, carries_grad_sample
-from dome.samples.sources.per_sample import PerSample
 from dome.samples.store.streamed import Use
+from dome.samples.tracing.inputs import declared
 from dome.samples.tracing.refuse import check_one_process
-from dome.samples.tracing.roles import declared
 
 __all__ = [
     "MicroBatch",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
-from dome.samples.sources.capture import Capture, capture_paused
+from dome.samples.capture import Capture, capture_paused
 from dome.samples.store.rows import Rows
 from dome.samples.tracing.refuse import check_capturable
 

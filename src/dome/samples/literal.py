@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
-from dome.samples.sources.capture import capture_paused
+from dome.samples.capture import capture_paused
+from dome.samples.tracing.inputs import Roles
 from dome.samples.tracing.nested import Value, all_tensors
-from dome.samples.tracing.roles import Roles
 
 Inputs = Tensor | tuple[Value, ...] | list[Value] | Mapping[str, Value]
 

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 from dome.parameters import Layout
 from dome.samples import PerSample
 from dome.samples.tracing import trace
-from dome.samples.tracing.following import follow, unmoved
-from dome.samples.tracing.step import Step
+from dome.samples.tracing.moves import follow, unmoved
+from dome.samples.tracing.origins import Step
 
 pytestmark = pytest.mark.usefixtures("float64")
 

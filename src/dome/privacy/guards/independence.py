@@ -19,10 +19,10 @@ from dome.privacy.errors import PrivacyError
 from dome.privacy.guards.conditions import in_mode, seeded, untouched
 from dome.privacy.guards.inputs import ModelInput, Value, sample_dim
 from dome.privacy.refuse import is_short
-from dome.samples.sources.capture import Capture, capture_paused
+from dome.samples.capture import Capture, capture_paused
 from dome.samples.store.rows import Rows
+from dome.samples.tracing.inputs import Roles
 from dome.samples.tracing.nested import all_tensors, tensors
-from dome.samples.tracing.roles import Roles
 from dome.torch_private import TorchDispatchMode
 
 MOST = 8  # samples that are looked at, so that large models have room for it

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from dome.privacy.errors import PrivacyError
+from dome.samples.tracing.inputs import Roles
 from dome.samples.tracing.nested import all_tensors
-from dome.samples.tracing.roles import Roles
 from dome.torch_private import tree_flatten, tree_map_only
 
 # A tensor, a number, a container of them: torch types it no closer.

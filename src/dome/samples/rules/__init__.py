@@ -27,9 +27,9 @@ from dome.samples.rules.norm import (
     rms_norm,
 )
 from dome.samples.rules.recurrent import gru, lstm, rnn
-from dome.samples.tracing.flow import BROADCASTING
+from dome.samples.tracing.moves import BROADCASTING
 from dome.samples.tracing.nested import Value
-from dome.samples.tracing.step import operations
+from dome.samples.tracing.origins import operations
 from dome.torch_private import fused
 
 __all__ = ["ALWAYS", "LIKE", "PASSIVE", "QUESTIONS", "RULES", "fallback"]

@@ -12,12 +12,10 @@ from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.numbered import spread_by_number
 from dome.samples.rules.recording import recording
 from dome.samples.store.sink import Sink
-from dome.samples.tracing.admission import are_totals
-from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.flow import assigned_axis
-from dome.samples.tracing.labels import Labels, collapsed
+from dome.samples.tracing.axis import Axis, Labels, assigned_axis, collapsed
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call, Derived, Place
+from dome.samples.tracing.refuse import are_totals
 from dome.samples.tracing.trace import Trace
 
 

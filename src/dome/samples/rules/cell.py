@@ -10,9 +10,9 @@ from torch import Tensor
 from dome.samples.rules.broadcast import aligned
 from dome.samples.rules.linear import linear_along
 from dome.samples.rules.recording import recording
-from dome.samples.tracing.admission import settled
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call
+from dome.samples.tracing.refuse import settled
 from dome.samples.tracing.trace import Trace
 from dome.torch_private import fused
 

@@ -18,9 +18,9 @@ from dome.numerics.image_sides import Maps, Patches
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import chunks, product
 from dome.samples.store.sink import Site
-from dome.samples.tracing.admission import settled
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call, Place
+from dome.samples.tracing.refuse import settled
 from dome.samples.tracing.trace import Trace
 
 _FEW_CHANNELS = 8

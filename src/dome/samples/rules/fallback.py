@@ -13,11 +13,9 @@ from torch import Tensor
 from dome.samples.rules.broadcast import spread, spread_copies
 from dome.samples.rules.numbered import spread_by_number
 from dome.samples.rules.recording import compare, drawn_again, generators, recording
-from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.flow import einsum_words
-from dome.samples.tracing.labels import Labels
+from dome.samples.tracing.axis import Axis, Labels
 from dome.samples.tracing.nested import Value, tensors
-from dome.samples.tracing.origins import Call
+from dome.samples.tracing.origins import Call, einsum_words
 from dome.samples.tracing.trace import Trace
 from dome.torch_private import tree_flatten, tree_map, tree_unflatten
 

@@ -11,10 +11,10 @@ from torch.autograd import Function
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import product
 from dome.samples.store.sink import Site
-from dome.samples.tracing.admission import settled
-from dome.samples.tracing.labels import NOBODY, Labels
+from dome.samples.tracing.axis import NOBODY, Labels
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call
+from dome.samples.tracing.refuse import settled
 from dome.samples.tracing.trace import Trace
 
 

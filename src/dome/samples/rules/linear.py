@@ -15,9 +15,9 @@ from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import product
 from dome.samples.rules.recording import recording
 from dome.samples.store.sink import Site
-from dome.samples.tracing.admission import settled
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.origins import Call, Place
+from dome.samples.tracing.refuse import settled
 from dome.samples.tracing.trace import Trace
 from dome.torch_private import not_a_view
 

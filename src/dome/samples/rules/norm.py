@@ -12,9 +12,8 @@ from dome.samples.rules.broadcast import scale_and_shift
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.recording import recording
 from dome.samples.store.sink import Site
-from dome.samples.tracing.admission import settled
 from dome.samples.tracing.origins import Call
-from dome.samples.tracing.refuse import mixes_samples
+from dome.samples.tracing.refuse import mixes_samples, settled
 from dome.samples.tracing.trace import Trace
 
 

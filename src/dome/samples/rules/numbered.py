@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.store.sink import Sink
-from dome.samples.tracing.labels import sum_by_id
+from dome.samples.tracing.axis import sum_by_id
 from dome.samples.tracing.trace import Trace
 
 

@@ -19,7 +19,7 @@ from torch.autograd import Function
 
 from dome.numerics.arithmetic import own_arithmetic, rounding
 from dome.samples.rules.function import Context, apply
-from dome.samples.tracing.flow import BROADCASTING
+from dome.samples.tracing.moves import BROADCASTING
 from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.origins import Call, own
 from dome.samples.tracing.trace import Trace

@@ -27,10 +27,10 @@ from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.linear import linear_along, weight_gradient
 from dome.samples.rules.recording import recording
 from dome.samples.store.sink import Site
-from dome.samples.tracing.admission import settled
-from dome.samples.tracing.labels import Labels
+from dome.samples.tracing.axis import Labels
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call, Place
+from dome.samples.tracing.refuse import settled
 from dome.samples.tracing.trace import Trace
 from dome.torch_private import fused
 

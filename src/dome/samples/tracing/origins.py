@@ -1,17 +1,17 @@
-"""What is known of one tensor of a forward pass.
+"""What is known of the tensors of a forward pass, and the operations between them.
 
 A tensor that depends on the model's input is *batched*; one that depends on tracked
 parameters but on no input is a *derived* weight; everything else is a constant.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from string import ascii_uppercase
 
 import torch
 from torch import Tensor, nn
 
-from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.labels import Labels, either
+from dome.samples.tracing.axis import Axis, Labels, either
 from dome.samples.tracing.nested import Value
 from dome.torch_private import not_a_view, unpacked
 
@@ -125,3 +125,105 @@ class Call:
 def own(t: Tensor) -> Tensor:
     """The same numbers without a graph, free to be written to in place."""
     return not_a_view(t).detach()
+
+
+@dataclass(slots=True)  # one for every operation: a frozen one takes twice as long
+class Step:
+    """An operation that ran.
+
+    Attributes:
+        func: The operation.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        known: The arguments that hold samples in a known place, leading one first.
+        x: The leading argument.
+        axis: Where it holds samples; asked only where all layouts are regular.
+        result: All it returned.
+        out: One tensor of it.
+        number: Which one, counted through nested results.
+        origin: Looks up what is known of any tensor.
+        spaces: Ids of rows by their number, for rows that nothing was written to.
+    """
+
+    func: Callable[..., Value]
+    args: tuple[Value, ...]
+    kwargs: dict[str, Value]
+    known: list[tuple[Tensor, Place]]
+    x: Tensor
+    axis: Axis
+    result: Value
+    out: Tensor
+    number: int
+    origin: Callable[[Tensor], object]
+    spaces: dict[int, Tensor]
+
+    def axes(self, t: Tensor) -> Axis | None:
+        """Where any tensor holds samples, if regularly."""
+        place = self.place(t)
+        return place if isinstance(place, Axis) else None
+
+    def place(self, t: Value) -> Place | None:
+        """Where any tensor holds samples."""
+        found = self.origin(t) if isinstance(t, Tensor) else None
+        return found.place if isinstance(found, Batched) else None
+
+    def ids(self, t: Value) -> Tensor | None:
+        """The sample of every entry of any tensor, None if it holds none."""
+        place = self.place(t)
+        if place is None:
+            return None
+        return place.ids if isinstance(place, Labels) else place.labels(t).ids
+
+    def argument(self, place: int, *names: str) -> Value:
+        """An argument by position or by one of its names, None if it was not given."""
+        if len(self.args) > place:
+            return self.args[place]
+        return next((self.kwargs[name] for name in names if name in self.kwargs), None)
+
+
+def operations(*names: str) -> Iterator[Callable[..., Value]]:
+    """Every torch function and tensor method of these names."""
+    for name in names:
+        for owner in (torch, torch.Tensor, torch.nn.functional, torch.special):
+            if hasattr(owner, name):
+                yield getattr(owner, name)
+
+
+# Families of operations that more than one rule asks about.
+ROLLING = frozenset(operations("roll"))
+SORTING = frozenset(operations("sort", "argsort", "topk", "msort"))
+SELECTING = frozenset(operations("index_select"))
+ALONG = frozenset(operations("take_along_dim"))
+SIZED = frozenset(operations("chunk", "split", "tensor_split", "split_with_sizes"))
+SPLITTING = frozenset(operations("unbind", "unsafe_chunk", "unsafe_split"))
+
+
+def einsum_words(args: tuple[Value, ...]) -> list[str] | None:
+    """The letters of every operand and of the result; None if they are not spelt."""
+    equation = args[0]
+    if not isinstance(equation, str) or "->" not in equation:
+        return None
+    inputs, output = equation.replace(" ", "").split("->")
+    words = inputs.split(",")
+    if "." in equation:
+        # An ellipsis stands for letters of its own, lined up from the right.
+        spare = "".join(c for c in ascii_uppercase if c not in equation)
+        operands = einsum_operands(args)
+        most = max(
+            (
+                t.ndim - len(w) + 3
+                for w, t in zip(words, operands, strict=True)
+                if "." in w
+            )
+        )
+        words = [
+            w.replace("...", spare[most - (t.ndim - len(w) + 3) : most])
+            for w, t in zip(words, operands, strict=True)
+        ]
+        output = output.replace("...", spare[:most])
+    return [*words, output]
+
+
+def einsum_operands(args: tuple[Value, ...]) -> Sequence[Tensor]:
+    """The operands, given one by one or in a list."""
+    return args[1:] if isinstance(args[1], Tensor) else args[1]

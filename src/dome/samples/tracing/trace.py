@@ -1,31 +1,38 @@
 """What the capture knows about the tensors of a forward pass.
 
 Tensors are remembered weakly, by identity; ``origins`` says what is known of each.
+
+What autograd's graph tells about a tensor that no watched operation made.
 """
 
 import copy
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
 from typing import cast
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from dome.samples.store.reading import Questions
 from dome.samples.store.sink import Sink
 from dome.samples.store.wanted import Pass, Wanted
-from dome.samples.tracing.ancestry import ancestors
 from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.flow import is_movement
-from dome.samples.tracing.following import follow, partners, unmoved
-from dome.samples.tracing.inputs import Inputs
+from dome.samples.tracing.ids import written_through
+from dome.samples.tracing.inputs import Alignment, Inputs
+from dome.samples.tracing.moves import follow, is_movement, partners, unmoved
 from dome.samples.tracing.nested import Value, tensors
-from dome.samples.tracing.origins import Batched, Call, Derived, Origin, Place
-from dome.samples.tracing.roles import Alignment
-from dome.samples.tracing.step import Step, operations
-from dome.samples.tracing.writing import written_through
+from dome.samples.tracing.origins import (
+    Batched,
+    Call,
+    Derived,
+    Origin,
+    Place,
+    Step,
+    operations,
+)
 from dome.torch_private import base_of
 
 # Tensors that passes have left behind, below which nobody looks for those that died.
@@ -395,3 +402,32 @@ def _has_place(origin: Origin | None) -> bool:
 _COPYING = frozenset(
     operations("expand", "expand_as", "broadcast_to", "repeat", "tile")
 )
+
+
+# The autograd functions of the rules: a graph that holds one holds samples.
+_RULES = "dome.samples.rules."
+
+
+def ancestors(
+    node: Node, tracked: Mapping[int, nn.Parameter]
+) -> tuple[nn.Parameter, ...] | None:
+    """The tracked parameters behind a graph; None if it holds captured samples.
+
+    Args:
+        node: Where the graph of the tensor starts.
+        tracked: The parameters, by their ``id``.
+    """
+    seen, waiting = {node}, [node]
+    found: dict[int, nn.Parameter] = {}
+    while waiting:
+        node = waiting.pop()
+        made_by = getattr(type(node), "_forward_cls", None)
+        if made_by is not None and made_by.__module__.startswith(_RULES):
+            return None
+        leaf = id(getattr(node, "variable", None))
+        if leaf in tracked:
+            found[leaf] = tracked[leaf]
+        fresh = {parent for parent, _ in node.next_functions if parent is not None}
+        waiting += fresh - seen
+        seen |= fresh
+    return tuple(found.values())

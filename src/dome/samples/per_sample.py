@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from dome.numerics.factors import FactorBatch
 from dome.parameters import Layout
+from dome.samples.capture import capture_of
 from dome.samples.protocol import NONE
-from dome.samples.sources.capture import capture_of
 from dome.samples.store.rows import Rows
 from dome.samples.store.streamed import StreamedRows, Use
+from dome.samples.tracing.inputs import declared
 from dome.samples.tracing.refuse import check_capturable
-from dome.samples.tracing.roles import declared
 
 
 class PerSample:

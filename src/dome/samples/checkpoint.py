@@ -19,8 +19,7 @@ from dome.samples.tracing.refuse import not_understood
 from dome.torch_private import checkpoint_arguments, uncompiled
 
 if TYPE_CHECKING:
-    from dome.samples.sources.capture import Capture
-    from dome.samples.sources.mode import CaptureMode
+    from dome.samples.capture import Capture, CaptureMode
     from dome.samples.store.wanted import Wanted
 
 # A class of torch that is private.

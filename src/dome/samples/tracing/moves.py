@@ -1,20 +1,42 @@
-"""How operations move the samples: the axis of a result from the axes of the inputs.
+"""Where the result of an operation holds its samples, and whether it mixed them.
 
-Views and reshapes follow exact rules, so that a time axis of the same length is never
-taken for the batch. For the rest, an axis that stays in place is recognised by its
-size; what is still ambiguous is tried on shapes alone, with one sample more.
+A regular layout is followed by shapes alone. Views and reshapes follow exact rules, so
+that a time axis of the same length is never taken for the batch. For the rest, an axis
+that stays in place is recognised by its size; what is still ambiguous is tried on
+shapes alone, with one sample more. ``_TOUCHES`` says which operations disturb a regular
+layout: those are followed by number (``ids``).
 """
 
-from collections.abc import Callable, Sequence
-from string import ascii_uppercase
+from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.nested import Value
-from dome.samples.tracing.step import ROLLING, SELECTING, Step, operations
-from dome.torch_private import tree_map_only
+from dome.samples.tracing.axis import Axis, Labels, assigned_axis, indexed_axis
+from dome.samples.tracing.ids import WRITES, by_ids, has_rule
+from dome.samples.tracing.mixing import (
+    acts_along,
+    brings_together,
+    has_dims,
+    is_pointwise,
+)
+from dome.samples.tracing.nested import Value, tensors
+from dome.samples.tracing.origins import (
+    ALONG,
+    ROLLING,
+    SELECTING,
+    SIZED,
+    SORTING,
+    SPLITTING,
+    Batched,
+    Call,
+    Step,
+    einsum_operands,
+    einsum_words,
+    operations,
+)
+from dome.torch_private import fused, tree_map_only
 
 
 def regular(step: Step) -> Axis | None:
@@ -174,37 +196,6 @@ def _contracted(step: Step) -> Axis | None:
     return step.axis.moved(output.index(letters.pop()))
 
 
-def einsum_words(args: tuple[Value, ...]) -> list[str] | None:
-    """The letters of every operand and of the result; None if they are not spelt."""
-    equation = args[0]
-    if not isinstance(equation, str) or "->" not in equation:
-        return None
-    inputs, output = equation.replace(" ", "").split("->")
-    words = inputs.split(",")
-    if "." in equation:
-        # An ellipsis stands for letters of its own, lined up from the right.
-        spare = "".join(c for c in ascii_uppercase if c not in equation)
-        operands = einsum_operands(args)
-        most = max(
-            (
-                t.ndim - len(w) + 3
-                for w, t in zip(words, operands, strict=True)
-                if "." in w
-            )
-        )
-        words = [
-            w.replace("...", spare[most - (t.ndim - len(w) + 3) : most])
-            for w, t in zip(words, operands, strict=True)
-        ]
-        output = output.replace("...", spare[:most])
-    return [*words, output]
-
-
-def einsum_operands(args: tuple[Value, ...]) -> Sequence[Tensor]:
-    """The operands, given one by one or in a list."""
-    return args[1:] if isinstance(args[1], Tensor) else args[1]
-
-
 def _interleaved(step: Step) -> Axis | None:
     axis, repeats = step.axis, step.argument(1, "repeats")
     dim = step.argument(2, "dim")
@@ -248,57 +239,6 @@ def _sized(step: Step) -> Axis | None:
     return step.axis if same and step.out.shape[step.axis.dim] == size else None
 
 
-def indexed_axis(x: Tensor, index: Value, axis: Axis) -> Axis | None:
-    """Axis of ``x[index]`` for integers, slices, None, ... and one tensor elsewhere."""
-    index = index if isinstance(index, tuple) else (index,)
-    consumed = sum(_width(i) for i in index)
-    dim = place = 0
-    for i in index:
-        width = x.ndim - consumed if i is Ellipsis else _width(i)
-        if dim <= axis.dim < dim + width:
-            untouched = i is Ellipsis or _is_whole(i, x.shape[axis.dim])
-            return axis.moved(place + axis.dim - dim) if untouched else None
-        dim += width
-        place += width if i is Ellipsis else _places(i)
-    return axis.moved(place + axis.dim - dim)
-
-
-def assigned_axis(
-    target: Tensor, index: Value, value: Tensor, axis: Axis
-) -> Axis | None:
-    """Where ``target[index] = value`` puts the samples, if that is clear."""
-    place = target[index].ndim - value.ndim + axis.dim
-    for dim in range(target.ndim):
-        held = axis.moved(dim)
-        if held.fits(target.shape):
-            found = indexed_axis(target, index, held)
-            if found is not None and found.dim == place:
-                return held
-    return None
-
-
-def _is_whole(i: Value, size: int) -> bool:
-    """Whether an index is a slice that leaves a dimension of this size as it is."""
-    if not isinstance(i, slice) or isinstance(i.start, Tensor):
-        return False
-    return not isinstance(i.stop, Tensor) and i.indices(size) == (0, size, 1)
-
-
-def _width(i: Value) -> int:
-    """Dimensions of the indexed tensor that an index takes."""
-    if i is None or i is Ellipsis:
-        return 0
-    boolean = isinstance(i, Tensor) and i.dtype == torch.bool
-    return i.ndim if boolean else 1
-
-
-def _places(i: Value) -> int:
-    """Dimensions of the result that an index leaves."""
-    if isinstance(i, Tensor):
-        return 1 if i.dtype == torch.bool else i.ndim
-    return int(i is None or isinstance(i, slice | list))
-
-
 _MATRIX = 2  # dimensions
 _PRODUCTS = frozenset(operations("matmul", "__matmul__", "mm", "bmm"))
 CONTRACTING = frozenset(
@@ -338,4 +278,213 @@ _MOVES: dict[Callable[..., Value], Callable[[Step], Axis | None]] = {
     **dict.fromkeys(operations("randn_like", "randint_like"), _sized),
     torch.Tensor.__getitem__: _indexed,
     torch.Tensor.__setitem__: _assigned,
+}
+
+
+_CREATING = frozenset(
+    operations(
+        *("new_zeros", "new_ones", "new_empty", "new_full", "zeros_like", "ones_like"),
+        *("empty_like", "full_like", "rand_like", "randn_like", "randint_like"),
+    )
+)
+# Arguments of these line up from the right: samples must lie in the same dimension.
+_ALIGNED = BROADCASTING | frozenset(operations("scaled_dot_product_attention"))
+
+# How many arguments of these count; the rest are indices and masks.
+_LEADING: dict[Callable[..., Value], int] = {
+    **dict.fromkeys((*SELECTING, *ALONG, torch.Tensor.__getitem__), 1),
+    **dict.fromkeys(operations("gather", "embedding"), 1),
+    torch.nn.functional.multi_head_attention_forward: 3,
+}
+
+
+def unmoved(call: Call, out: Tensor) -> Batched | None:
+    """What is known of all arguments with samples, if it holds for the result too.
+
+    That is so, and needs no look at the arguments, where they have the same shape, hold
+    their samples in the same place and meet entry by entry: most operations. ``follow``
+    finds the same.
+    """
+    first, shape = call.origins[0], out.shape
+    place = first.place
+    if not isinstance(place, Axis) or not _by_entries(call.func):
+        return None
+    for t, origin in zip(call.batched, call.origins, strict=True):
+        if not origin.is_fine or t.shape != shape or origin.place != place:
+            return None
+    return first
+
+
+@cache
+def _by_entries(func: Callable[..., Value]) -> bool:
+    """Whether an entry of the result comes of the same entry of every argument."""
+    plain = func not in _TOUCHES and not has_rule(func)
+    lined_up = is_pointwise(func) and not is_movement(func)
+    return plain and (func in BROADCASTING or lined_up)
+
+
+def follow(step: Step) -> Batched | None:
+    """What an operation itself makes of the samples; None for a constant."""
+    if _wants_ids(step):
+        place, doubt = by_ids(step)
+        found = Batched(place, doubt=doubt)
+    else:
+        axis = regular(step)
+        mixed = _mixes(step, axis) if step.axis.batch > 1 else None
+        found = Batched(axis if mixed is None else axis or _suggested(step), mixed)
+    if found.place is None and step.known[0][1].batch == 1 and step.out.ndim:
+        return Batched(Axis(0, 1))
+    if found.place is None and found.mixed is None:
+        if step.func in _CREATING:
+            return None
+        # Also of inputs, which have no gradient: a parameter may meet them later.
+        if step.out.is_floating_point() or step.out.is_complex():
+            return Batched(None, hidden=_name(step), doubt=found.doubt)
+    return found
+
+
+def _suggested(step: Step) -> Axis | None:
+    """Where mixed samples lie, as far as the shape of a result can tell."""
+    return step.axis if step.axis.fits(step.out.shape) else None
+
+
+def _mixes(step: Step, found: Axis | None) -> str | None:
+    """The name of an operation that brings entries of several samples together."""
+    func, x, axis = step.func, step.x, step.axis
+    if len(step.known) > 1:
+        across = func is torch.cdist and axis.dim >= x.ndim - 2
+        # One row of a weight that is made of samples is one sample's.
+        across |= func is torch.nn.functional.linear
+        if across or (func in _ALIGNED and _clash(step)):
+            return f"{_name(step)}, which pairs samples with each other"
+    if func in CONTRACTING and found is None:
+        return f"{_name(step)}, which pairs or sums samples"
+    if is_movement(func) or is_pointwise(func) or has_rule(func):
+        return None
+    return _joins(step, found)
+
+
+def _joins(step: Step, found: Axis | None) -> str | None:
+    """The same of an operation that has no rule."""
+    func, x, axis = step.func, step.x, step.axis
+    if axis.dim in acts_along(func, step.args, step.kwargs, x):
+        return f"{_name(step)} over dimension {axis.dim}"
+    if found is not None and not has_dims(func) and brings_together(step, found):
+        return f"{_name(step)}"
+    return None
+
+
+def _clash(step: Step) -> bool:
+    """Whether two arguments hold their samples in different dimensions."""
+    leading = _spot(step.x, step.axis)
+    return any(
+        _spot(t, axis) != leading and not _is_mask(t, step.x)
+        for t, axis in step.known[1:]
+        if not isinstance(axis, Labels)
+    )
+
+
+def _spot(t: Tensor, axis: Axis) -> tuple[int, int]:
+    return axis.dim - t.ndim, axis.inner
+
+
+def _is_mask(t: Tensor, x: Tensor) -> bool:
+    """Whether this may be a mask, square by chance: it has fewer entries."""
+    return not t.requires_grad and t.numel() < x.numel()
+
+
+def partners(call: Call) -> list[Batched]:
+    """What is known of the arguments whose samples meet: no masks, no indices."""
+    known, leading = call.known(), call.args[: _LEADING.get(call.func, len(call.args))]
+    x, first = known[0] if known else (call.batched[0], None)
+    found = []
+    for t, origin in zip(call.batched, call.origins, strict=True):
+        place = origin.place
+        if isinstance(place, Axis) and isinstance(first, Axis):
+            apart = _spot(t, place) != _spot(x, first)
+            if apart and _is_mask(t, x):
+                continue
+        if call.func not in _LEADING or any(t is own for own in leading):
+            found.append(origin)
+    return found
+
+
+def _name(step: Step) -> str:
+    return f"{step.func.__name__.strip('_')!r}"
+
+
+def _wants_ids(step: Step) -> bool:
+    """Whether the samples of an operation must be followed by number."""
+    for _, place in step.known:
+        if isinstance(place, Labels):
+            return True
+    touches = _TOUCHES.get(step.func)
+    return touches is not None and step.axis.batch > 1 and touches(step)
+
+
+def _always(_: Step) -> bool:
+    return True
+
+
+def _touched(step: Step) -> bool:
+    """Whether the first argument's samples lie along a dimension that is worked on."""
+    axis = step.axes(step.args[0]) if isinstance(step.args[0], Tensor) else None
+    if axis is None:
+        return False
+    place = 2 if step.func in ROLLING | ALONG else 1
+    dims = step.argument(place, "dim", "dims")
+    if step.func in SORTING or (dims is None and step.func in SPLITTING):
+        return axis.dim in (acts_along(step.func, step.args, step.kwargs, step.x))
+    if step.func in SIZED:
+        dims = step.argument(2, "dim") or 0
+        block = axis.batch * axis.inner
+        if all(t.shape[axis.dim] % block == 0 for t in tensors(step.result)):
+            return False  # halves of a batch that was joined
+    if dims is None:
+        return True
+    given = dims if isinstance(dims, tuple | list) else (dims,)
+    return any(dim % step.args[0].ndim == axis.dim for dim in given)
+
+
+def _uncounted(step: Step) -> bool:
+    """Whether each entry is repeated as often as a tensor says."""
+    return not isinstance(step.argument(1, "repeats"), int)
+
+
+def _rearranged(step: Step) -> bool:
+    """Whether an index picks samples, or is not one that shapes alone explain."""
+    x, index = step.args[0], step.args[1]
+    axis = step.axes(x)
+    if axis is None:
+        return step.place(index) is not None
+    index = index if isinstance(index, tuple) else (index,)
+    advanced = [i for i in index if isinstance(i, Tensor | list | int)]
+    chosen = [i for i in advanced if not isinstance(i, int)]
+    if len(advanced) > 1 and chosen:
+        return True
+    return indexed_axis(x, step.args[1], axis) is None
+
+
+def _uneven(step: Step) -> bool:
+    """Whether parts are joined along the samples that are not laid out alike."""
+    parts, dim = step.argument(0, "tensors"), step.argument(1, "dim", "axis") or 0
+    axes = [step.axes(t) for t in parts]
+    along = any(
+        a is not None and dim % t.ndim == a.dim
+        for a, t in zip(axes, parts, strict=True)
+    )
+    return along and len(set(axes)) > 1
+
+
+_TOUCHES: dict[Callable[..., Value], Callable[[Step], bool]] = {
+    **dict.fromkeys((*ROLLING, *SORTING, *SELECTING, *ALONG, *SPLITTING), _touched),
+    **dict.fromkeys(operations("flip", "fliplr", "flipud", "gather"), _touched),
+    **dict.fromkeys(operations("narrow", "select"), _touched),
+    **dict.fromkeys(operations("repeat_interleave"), _uncounted),
+    **dict.fromkeys(SIZED, _touched),
+    **dict.fromkeys(operations("cat", "concat", "concatenate"), _uneven),
+    **dict.fromkeys((*WRITES, *operations("masked_select")), _always),
+    torch.Tensor.__getitem__: _rearranged,
+    fused._pack_padded_sequence: _always,
+    fused._pad_packed_sequence: _always,
 }

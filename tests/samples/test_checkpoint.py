@@ -19,7 +19,7 @@ from torch.utils.checkpoint import (
 import dome
 from dome.parameters import Layout
 from dome.samples import PerSample, per_sample_gradients
-from dome.samples.sources.capture import capture_paused
+from dome.samples.capture import capture_paused
 
 pytestmark = pytest.mark.usefixtures("float64")
 

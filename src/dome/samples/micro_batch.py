@@ -16,11 +16,7 @@ from dome.samples.store.gradients import Gradients, came_without_samples
 from dome.samples.store.reading import read
 from dome.samples.store.wanted import Leaves, Reach
 from dome.samples.tracing.nested import Value, all_tensors
-from dome.torch_private import (
-    current_graph_task,
-    is_compiled,
-    when_backward_ends,
-)
+from dome.torch_private import current_graph_task, is_compiled, when_backward_ends
 
 
 class MicroBatch:

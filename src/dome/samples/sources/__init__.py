@@ -1,1 +1,0 @@
-"""Where gradient samples come from."""
