@@ -5,8 +5,6 @@ from torch.nn.functional import cross_entropy
 
 import dome
 import dome.privacy
-from dome.parameters import Layout
-from dome.privacy.refuse import check_parameters
 from dome.reference import per_sample_loop
 
 WAYS = {
@@ -89,8 +87,10 @@ def test_a_model_of_empty_parameters_alone_has_nothing_to_filter():
 def test_empty_parameters_need_no_noise():
     model = Net(width=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    layout = Layout(model)
-    check_parameters(optimizer, layout, model)
+    private = dome.privacy.attach(
+        model, optimizer, 0, 1.0, 1.0, sample_rate=0.1, basis="released"
+    )
+    assert private.epsilon(1e-5) == 0
     model.added = nn.Parameter(torch.zeros(1))
     with pytest.raises(dome.privacy.PrivacyError, match="'added' can be trained"):
-        check_parameters(optimizer, layout, model)
+        private.epsilon(1e-5)

@@ -11,7 +11,6 @@ EXTRAS = (
 NEEDS = {
     "dome.integrations.lightning": "lightning",
     "dome.integrations.transformers": "transformers",
-    "dome.privacy.sampling": "opacus",
 }
 CODE = """
 import importlib, json, pkgutil, sys, warnings

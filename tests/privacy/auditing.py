@@ -131,7 +131,7 @@ def released(basis, with_canary, *, tamper, seed=0, whole=False, learned=False):
     U = source.directions()
     filters = U is not None and source.filters_first
     if U is None:
-        U = source.start if basis == "private" else torch.eye(DIM, RANK).double()
+        U = source.moment_basis if basis == "private" else torch.eye(DIM, RANK).double()
     adversary = Adversary(basis, U, filters)
     rows = others()
     if with_canary:

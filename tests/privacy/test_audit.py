@@ -20,7 +20,7 @@ import dome
 from dome.privacy import filter as private_filter
 from dome.privacy import releases
 from dome.privacy.accounting import Budget
-from dome.privacy.randomness import Randomness
+from dome.privacy.releases import Randomness
 
 CASES = {
     "public": {"basis": "public"},

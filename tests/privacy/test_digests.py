@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from dome.privacy import digests
-from dome.privacy.digests import digest, sample_digests
+from dome.privacy import sampling
+from dome.privacy.sampling import digest, sample_digests
 
 MASK = 2**64 - 1
 
@@ -11,9 +11,9 @@ def literal(values):
     """The digest, one entry after the other, with Python's integers."""
     total = 0
     for value in values.double().flatten():
-        bits = int((value + 0.0).view(torch.int64)) * digests.FIRST & MASK
+        bits = int((value + 0.0).view(torch.int64)) * sampling.FIRST & MASK
         signed = bits - 2**64 if bits >> 63 else bits
-        total += ((bits ^ (signed >> 32)) & MASK) * digests.SECOND
+        total += ((bits ^ (signed >> 32)) & MASK) * sampling.SECOND
     return (total + 2**63) % 2**64 - 2**63
 
 
@@ -31,7 +31,7 @@ def test_a_digest_is_that_of_the_literal_twin(x):
 def test_parts_make_no_difference(x, monkeypatch):
     expected = digest(x), sample_digests(x, 2)
     for room in (1, 7, 25):
-        monkeypatch.setattr(digests, "AT_ONCE", room)
+        monkeypatch.setattr(sampling, "AT_ONCE", room)
         assert (digest(x), sample_digests(x, 2)) == expected
 
 

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import dome
 from dome.numerics.angles import largest_angle
 from dome.privacy.bases import BASES
+from dome.privacy.releases import Randomness
 from dome.privacy.sampling import PoissonSampler
 from dome.reference import per_sample_loop
 
@@ -102,7 +103,7 @@ def test_the_private_basis_is_that_of_power_iterations_on_clipped_centred_sample
     G = per_sample_loop(model, cross_entropy, x, y)
     clipped = G * (CLIP / G.norm(dim=1)).clamp(max=1.0)[:, None]
     H = (clipped - clipped.mean(dim=0)) / CLIP
-    U, norms = private._basis.start.clone(), torch.ones(3, dtype=torch.float64)
+    U, norms = private._basis.moment_basis.clone(), torch.ones(3, dtype=torch.float64)
     for t in range(1, 6):
         train(model, optimizer, private, private._loader.dataset if t > 1 else (x, y))
         W = H.T @ (H @ U) / len(G)
@@ -293,7 +294,7 @@ def test_a_loader_hands_its_collation_and_workers_over(num_workers):
 
 
 def test_every_sample_is_drawn_by_itself_with_the_same_probability():
-    sampler = PoissonSampler(50, 0.3, dome.privacy.randomness.Randomness())
+    sampler = PoissonSampler(50, 0.3, Randomness())
     drawn = torch.zeros(900, 50)
     for i in range(300):
         for j, indices in enumerate(sampler):

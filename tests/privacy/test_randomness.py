@@ -4,9 +4,9 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-import dome.privacy.randomness as source
+import dome.privacy.releases as source
 from dome.privacy import Clip, GaussianNoise
-from dome.privacy.randomness import Randomness
+from dome.privacy.releases import Randomness
 
 COUNT = 200_001
 

@@ -11,47 +11,42 @@ so a share s of 1/σ² for the basis leaves σ₁ = σ/√(1 − s) to the gradi
 """
 
 import math
+import os
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
-
-from dome.privacy.errors import PrivacyError
-from dome.privacy.ledger import Ledger, Row
-from dome.privacy.stages import check_positive
 
 ACCOUNTANTS = ("rdp", "prv")
 TOLERANCE = 1e-2  # of the target epsilon, to which the noise multiplier is solved
 SLACK = 1e-6  # of the target: the same numbers, added up in another order
 
+Row = tuple[float, float, int]  # noise multiplier, sample rate, number of steps
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What all steps together may cost.
+# The largest counts of this process, so that a filter made anew knows them as well.
+_seen: dict[int, Row] = {}
 
-    Attributes:
-        epsilon: ε that is not exceeded,
-        delta: at this δ.
-    """
 
-    epsilon: float
-    delta: float
+class PrivacyError(RuntimeError):
+    """Raised instead of training without the privacy that was asked for."""
 
 
 class Budget:
-    """Counts releases and says what they cost together.
+    """Counts releases and computes what they cost together.
+
+    A budget counts the steps of its own run. A state holds the counts of all runs that
+    led to it, and loading one keeps the larger count of each: going back to an older
+    state takes nothing back, because what those steps released stays released.
 
     Args:
         noise_multiplier: σ of a step, all that it releases taken together.
         sample_rate: Probability that a sample is in a batch.
         accountant: "rdp" or "prv".
         max_steps: Refuse steps beyond this number; None takes any number.
-        target: What ``max_steps`` steps may cost, earlier runs included.
-
-    Attributes:
-        ledger: The steps so far.
+        target_epsilon: What ``max_steps`` steps may cost, earlier runs included,
+        target_delta: at this δ.
     """
 
     def __init__(
@@ -60,25 +55,28 @@ class Budget:
         sample_rate: float,
         accountant: str = "rdp",
         max_steps: int | None = None,
-        target: Target | None = None,
+        target_epsilon: float | None = None,
+        target_delta: float | None = None,
     ) -> None:
         check_positive("noise_multiplier", noise_multiplier)
         check_sample_rate(sample_rate)
         make_accountant(accountant)
         self.noise_multiplier, self.sample_rate = noise_multiplier, sample_rate
-        self.max_steps, self._target = max_steps, target
-        self._accountant = accountant
-        self.ledger = Ledger(noise_multiplier, sample_rate)
+        self.max_steps, self._accountant = max_steps, accountant
+        self._target_epsilon, self._target_delta = target_epsilon, target_delta
+        self._own = int.from_bytes(os.urandom(8)) >> 1  # fits an int64
+        self._runs: dict[int, Row] = {self._own: (noise_multiplier, sample_rate, 0)}
 
     @property
     def num_steps(self) -> int:
         """Steps that have been paid for, those of earlier runs included."""
-        return self.ledger.num_steps
+        return sum(steps for _, _, steps in self._runs.values())
 
     def spend(self) -> None:
         """One more step; called before anything of it is released."""
         self.check_left()
-        self.ledger.add()
+        self._runs = self._with(1)
+        _seen[self._own] = self._runs[self._own]
 
     def check_left(self) -> None:
         """Refuse one step more than the noise was chosen for."""
@@ -92,40 +90,70 @@ class Budget:
     def epsilon(self, delta: float, num_more: int = 0) -> float:
         """ε at this δ of all steps so far and of more, as Opacus' accountant has it."""
         check_delta(delta)
-        return _epsilon(self._accountant, self.ledger.history(num_more), delta)
+        return self._epsilon(self._with(num_more), delta)
+
+    def _with(self, num_more: int) -> dict[int, Row]:
+        sigma, rate, steps = self._runs[self._own]
+        return self._runs | {self._own: (sigma, rate, steps + num_more)}
+
+    def _epsilon(self, runs: Mapping[int, Row], delta: float) -> float:
+        total: dict[tuple[float, float], int] = {}
+        for sigma, rate, steps in runs.values():
+            if steps:
+                total[sigma, rate] = total.get((sigma, rate), 0) + steps
+        if not total:
+            return 0.0
+        counts = make_accountant(self._accountant)
+        counts.history = [(*row, steps) for row, steps in total.items()]
+        return float(counts.get_epsilon(delta=delta))
 
     def state_dict(self, num_more: int = 0) -> dict[str, Tensor]:
-        """The history of costs, and of so many more steps."""
-        return self.ledger.state_dict(num_more)
+        """Rows of multiplier, rate and number of steps, and which run each is of.
 
-    def resumed(self, state: Mapping[str, Tensor]) -> Ledger:
-        """What was spent here and before, if it leaves the target within reach."""
-        ledger = self.ledger.with_state(state)
-        if self._target is not None and ledger.num_steps:
-            self._check_target(ledger, self._target)
-        return ledger
+        With so many more steps of this run.
+        """
+        runs = self._with(num_more)
+        rows = torch.tensor(list(runs.values()), dtype=torch.float64)
+        return {"history": rows, "runs": torch.tensor(list(runs))}
 
-    def _check_target(self, ledger: Ledger, target: Target) -> None:
-        left = max(0, (self.max_steps or 0) - ledger.num_steps)
-        spent, planned = (
-            _epsilon(self._accountant, ledger.history(more), target.delta)
-            for more in (0, left)
-        )
-        if max(spent, planned) > target.epsilon * (1 + SLACK):
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Add what a saved state has spent; refused if it is damaged or too much."""
+        rows = state["history"].reshape(-1, 3).tolist()
+        runs = dict(self._runs)
+        for run, row in zip(state["runs"].tolist(), rows, strict=True):
+            known = [runs.get(run), _seen.get(run), _checked(row)]
+            runs[run] = max((r for r in known if r), key=lambda r: r[2])
+        self._check_target(runs)
+        self._runs = runs
+
+    def _check_target(self, runs: dict[int, Row]) -> None:
+        """Refuse runs that leave the target out of reach."""
+        target, delta = self._target_epsilon, self._target_delta
+        num_steps = sum(steps for _, _, steps in runs.values())
+        if target is None or delta is None or not num_steps:
+            return
+        left = max(0, (self.max_steps or 0) - num_steps)
+        sigma, rate, steps = runs[self._own]
+        spent = self._epsilon(runs, delta)
+        planned = self._epsilon(runs | {self._own: (sigma, rate, steps + left)}, delta)
+        if max(spent, planned) > target * (1 + SLACK):
             raise PrivacyError(
-                f"the state has spent epsilon {spent:.4g} at delta {target.delta:g}, "
+                f"the state has spent epsilon {spent:.4g} at delta {delta:g}, "
                 f"and with the {left} steps that are left it would be {planned:.4g}: "
-                f"more than target_epsilon {target.epsilon:g}. Attach with the targets "
+                f"more than target_epsilon {target:g}. Attach with the targets "
                 f"it was started with, or with larger ones"
             )
 
 
-def _epsilon(accountant: str, history: list[Row], delta: float) -> float:
-    if not history:
-        return 0.0
-    counts = make_accountant(accountant)
-    counts.history = history
-    return float(counts.get_epsilon(delta=delta))
+def _checked(row: list[float]) -> Row:
+    sigma, rate, steps = row
+    if not (0 < sigma < math.inf and 0 < rate <= 1 and steps >= 0 and steps % 1 == 0):
+        raise ValueError(
+            f"the checkpoint says that {steps} steps were taken with noise multiplier "
+            f"{sigma} and sample rate {rate}, which cannot be: it is damaged, and "
+            f"nothing was loaded"
+        )
+    return sigma, rate, int(steps)
 
 
 def noise_multiplier_for(
@@ -178,6 +206,13 @@ def make_accountant(name: str) -> Any:  # noqa: ANN401 (Opacus has no annotation
             "'dome-torch[privacy]'"
         ) from error
     return create_accountant(mechanism=name)
+
+
+def check_positive(name: str, value: float) -> None:
+    """Refuse what is not a positive number."""
+    # Asked this way round, NaN is refused too.
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a positive number, got {value}")
 
 
 def check_delta(delta: float) -> None:

@@ -9,12 +9,12 @@ from torch.optim import Optimizer
 from dome.attachment import call_before_step, check_no_filter
 from dome.options import Downstream, FilterOptions
 from dome.parameters import Layout
-from dome.privacy.accounting import Budget, Target, noise_multiplier_for
-from dome.privacy.bases import BASES, Nothing, Setting, check_basis
+from dome.privacy.accounting import Budget, check_positive, noise_multiplier_for
+from dome.privacy.bases import BASES, Basis, Setting, check_basis
 from dome.privacy.filter import PrivateFilter
-from dome.privacy.randomness import Randomness
-from dome.privacy.refuse import check_model, check_parameters
-from dome.privacy.stages import check_positive
+from dome.privacy.parameters import check_parameters
+from dome.privacy.refuse import check_model
+from dome.privacy.releases import Randomness
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 
@@ -118,8 +118,10 @@ def attach(
             "basis='public' takes public=batches and loss_fn=...; the others take "
             "neither"
         )
-    setting = Setting(model, layout, options, window, public, loss_fn)
-    own = BASES[basis](setting) if rank else Nothing()
+    setting = Setting(
+        model, layout, options, window, () if public is None else public, loss_fn
+    )
+    own = BASES[basis](setting) if rank else Basis(setting)
     private = PrivateFilter(
         model,
         optimizer,
@@ -158,4 +160,4 @@ def _budget(
             f"got {epsilon}, {delta} and {steps}"
         )
     sigma = noise_multiplier_for(epsilon, delta, steps, sample_rate, accountant)
-    return Budget(sigma, sample_rate, accountant, steps, Target(epsilon, delta))
+    return Budget(sigma, sample_rate, accountant, steps, epsilon, delta)

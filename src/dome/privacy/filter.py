@@ -5,14 +5,14 @@ expected batch size, C the clipping norm. A step releases
 
     (I − U Uᵀ) (Σ clip(g_i − U Uᵀ g_i, C) + σ₁ C z) / L
 
-and with ``basis="private"`` a noised second moment beside it. The batch size of a step
+and with ``basis="private"`` a noised second moment as well. The batch size of a step
 is used nowhere in it, nor any ``.grad`` that autograd made.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,25 +23,20 @@ from dome.hooking import Hooked
 from dome.numerics.arithmetic import own_arithmetic
 from dome.options import FilterOptions
 from dome.parameters import Layout
-from dome.privacy.accounting import Budget, divided
+from dome.privacy.accounting import Budget, PrivacyError, divided
 from dome.privacy.bases import Basis, Release
-from dome.privacy.errors import PrivacyError
-from dome.privacy.guards import (
-    ParameterGuard,
-)
-from dome.privacy.randomness import Randomness
-from dome.privacy.refuse import check_parameters, check_precision, check_products
+from dome.privacy.parameters import ParameterGuard, check_parameters
+from dome.privacy.refuse import check_precision, check_products
 from dome.privacy.releases import (
     MOMENT_SENSITIVITY,
+    Randomness,
     clipped_sum_,
     second_moment_,
     without_span_,
 )
 from dome.privacy.samples import PrivateSamples
+from dome.privacy.sampling import PoissonLoader
 from dome.world import pass_through
-
-if TYPE_CHECKING:
-    from dome.privacy.sampling import PoissonLoader
 
 BASIS, BUDGET, GUARD = "basis.", "budget.", "guard."
 
@@ -103,7 +98,7 @@ class PrivateFilter(Hooked):
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         **options: Any,  # noqa: ANN401 (DataLoader names and checks them)
-    ) -> "PoissonLoader":
+    ) -> PoissonLoader:
         """Poisson batches of a data set, the only ones that steps are taken with.
 
         Args:
@@ -112,8 +107,6 @@ class PrivateFilter(Hooked):
             collate_fn: Makes a batch of samples, as in ``DataLoader``.
             **options: Those of ``DataLoader`` that do not choose samples.
         """
-        from dome.privacy.sampling import PoissonLoader
-
         if isinstance(dataset, DataLoader):
             collate_fn = collate_fn or dataset.collate_fn
             options = {"num_workers": dataset.num_workers} | options
@@ -123,7 +116,7 @@ class PrivateFilter(Hooked):
                 dataset,
                 self._budget.sample_rate,
                 self._sampling,
-                self._batches,
+                self._batches.draw,
                 collate_fn,
                 **options,
             )
@@ -271,15 +264,20 @@ class PrivateFilter(Hooked):
         Load the model's state too, before or after, but before it is called.
         """
         states.check_model(self._layout, state)
-        # Whatever is refused is refused before anything is changed.
-        ledger = self._budget.resumed(states.below_prefix(BUDGET, state))
+        for name in (f"{BUDGET}history", f"{BUDGET}runs", f"{GUARD}values"):
+            if name not in state:
+                raise ValueError(
+                    f"the state has no {name!r}: it was written by the first edition "
+                    f"of dome, or is damaged. Start a run anew"
+                )
+        # The budget last: it gives nothing back that it has counted.
         states.load_together(
             [
                 (self._basis, states.below_prefix(BASIS, state)),
                 *states.stage_states(self._options.stages, state),
+                (self._budget, states.below_prefix(BUDGET, state)),
             ]
         )
-        self._budget.ledger = ledger
         self._parameters.load_state_dict(states.below_prefix(GUARD, state))
         for source in (self._randomness, self._sampling):
             source.go_on(self.num_steps)

@@ -1,15 +1,11 @@
-"""Models and optimizers that cannot be trained privately, refused by name."""
+"""Models and settings of torch with which training is not private, refused by name."""
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
-from dome.parameters import Layout, has_numbers
-from dome.privacy.errors import PrivacyError
+from dome.privacy.accounting import PrivacyError
 from dome.samples.opacus import carries_grad_sample
 from dome.torch_private import AnyBatchNorm, AnyInstanceNorm
-
-LOST = 1e-3  # of the samples' norms: more than rounding, less than any penalty
 
 
 def check_model(model: nn.Module) -> None:
@@ -123,40 +119,3 @@ def _cure(name: str) -> str:
         return "torch.set_float32_matmul_precision('highest')"
     off = "'ieee'" if name.endswith("fp32_precision") else "False"
     return f"torch.{name} = {off}"
-
-
-def check_nothing_else(rows: Tensor, gradient: Tensor) -> None:
-    """Refuse a loss with terms that are no sample's, which would be lost.
-
-    Args:
-        rows: The samples as they were captured, shape (B, D).
-        gradient: What autograd made of the loss, shape (D,).
-    """
-    difference = torch.linalg.vector_norm(rows.sum(dim=0) - gradient)
-    size = torch.linalg.vector_norm(rows, dim=1).sum()
-    # A sample that is not finite makes this false, and is dealt with later.
-    if difference > LOST * size:
-        raise PrivacyError(
-            "part of .grad is no sample's: a penalty in the loss, or a gradient "
-            "that zero_grad() did not clear. Call zero_grad() before backward(), "
-            "and use the optimizer's weight_decay instead of a penalty"
-        )
-
-
-def check_parameters(optimizer: Optimizer, layout: Layout, model: nn.Module) -> None:
-    """Refuse a parameter that would be trained without noise."""
-    tracked = {id(p) for p in layout.parameters}
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    held = [p for p in held if has_numbers(p)]
-    if any(p.requires_grad and id(p) not in tracked for p in held):
-        raise PrivacyError(
-            "the optimizer trains a parameter that is not the model's, or was added or "
-            "unfrozen after attach: it would get a gradient without noise. Freeze it, "
-            "or attach again"
-        )
-    for name, p in model.named_parameters():
-        if p.requires_grad and id(p) not in tracked and has_numbers(p):
-            raise PrivacyError(
-                f"parameter {name!r} can be trained, but not by this optimizer: its "
-                f"gradient would have no noise. Give it to the optimizer or freeze it"
-            )

@@ -1,34 +1,33 @@
 """The samples of a step, after everything that would make one more move the others."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dome.options import FilterOptions
 from dome.parameters import Layout
-from dome.privacy.accounting import Budget
-from dome.privacy.errors import PrivacyError
-from dome.privacy.guards import (
-    BatchGuard,
-    Forward,
-    InputGuard,
-    ParameterGuard,
-    Watch,
-    check_independence,
-)
-from dome.privacy.refuse import check_nothing_else
+from dome.privacy.accounting import Budget, PrivacyError
+from dome.privacy.batches import BatchGuard, Forward
+from dome.privacy.independence import bag_bounds, check_independence
+from dome.privacy.parameters import ParameterGuard
+from dome.privacy.refuse import check_products
 from dome.samples import PerSample, declared
 from dome.samples.tracing.inputs import Roles, Signature
 
-NUM_TESTS = (
-    3  # batches that are looked at: in one, sums over samples may agree by chance
-)
+# Batches that are tested for mixing: in one, sums over samples may agree by chance.
+NUM_TESTS = 3
+LOST = 1e-3  # of the samples' norms: more than rounding, less than any penalty
 
 
 class PrivateSamples:
     """Gives the samples of a step, each the gradient of its own loss, or refuses.
+
+    Hooks on the model check parameters and settings before every call, and note what
+    it was called with.
 
     Args:
         model: The model that is trained.
@@ -50,12 +49,10 @@ class PrivateSamples:
         options: FilterOptions,
     ) -> None:
         self._model, self._layout, self._options = model, layout, options
-        self._batch_dim = options.batch_dim or 0
+        self._parameters, self._batch_dim = parameters, options.batch_dim or 0
+        self.batches = BatchGuard(budget, layout.parameters)
         names = declared(options.samples_in)
         self._roles = Roles(Signature.of(model), names)
-        self.batches = BatchGuard(
-            budget, layout.parameters, InputGuard(model, self._roles, self._batch_dim)
-        )
         # Mixing is found by the independence test, as a PrivacyError with its own cure.
         self._source = PerSample(
             model,
@@ -64,8 +61,61 @@ class PrivateSamples:
             samples_in=names,
             allow_mixing=True,
         )
-        self._watch = Watch(model, layout.device, parameters, self.batches)
         self._tested = Counter[tuple[bool, ...]]()
+        self._depth, self._active = 0, True
+        self._call: Forward | None = None
+        # First of all: what is refused is not captured.
+        before = {"with_kwargs": True, "prepend": True}
+        self._handles = (
+            model.register_forward_pre_hook(self._before, **before),
+            model.register_forward_hook(self._after, always_call=True),
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copied or pickled model takes its hooks along; there they must do nothing.
+        return _inert, ()
+
+    def _before(
+        self, _: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        # A model that calls itself is one call.
+        self._depth += 1
+        if self._depth > 1 or not self._active:
+            return
+        self._parameters.check()
+        if torch.is_grad_enabled() and self.batches.is_waiting:
+            check_products(self._layout.device)
+            first = self._first(args, kwargs)
+            self._call = Forward((args, kwargs), first, self._batch_dim)
+            self.batches.saw(self._call)
+
+    def _after(self, _: nn.Module, __: object, output: object) -> None:
+        self._depth = max(self._depth - 1, 0)
+        if self._depth == 0 and self._call is not None:
+            call, self._call = self._call, None
+            self.batches.follow(call, output)
+
+    def _first(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+        """The first input that holds samples, or a refusal.
+
+        A fixed input that is as long as the batch would be taken for samples, and the
+        gradients of its entries for theirs: clipping these bounds nothing.
+        """
+        named = self._roles.named(args, kwargs)
+        several = [name for name, t in named if t.ndim]
+        found = [t for _, t in named]
+        if len(several) < 2 or bag_bounds(self._model, found) is not None:
+            return found[0] if found else torch.zeros(0)
+        if self._roles.declared is None:
+            raise PrivacyError(
+                f"the model is called with several tensors, "
+                f"{', '.join(map(repr, several))}, and which of them hold samples "
+                f"cannot be told for certain: name them, attach(..., samples_in=("
+                f"{several[0]!r},)); all others are taken to be the same for all "
+                f"samples"
+            )
+        places = self._roles.assigned(named, self._batch_dim)[1]
+        return dict(named)[next(iter(places))]
 
     def take(self) -> Tensor:
         """G (B, D) of the batch that waits; it still waits afterwards."""
@@ -91,7 +141,7 @@ class PrivateSamples:
                 f"loss that sums, and loss_reduction='sum'"
             )
         rows = rows.to(self._layout.dtype)
-        check_nothing_else(rows, self._layout.gather())
+        _check_nothing_else(rows, self._layout.gather())
         self._check_independence(self.batches.used())
         return rows.mul_(self._options.sample_scale(len(rows)))
 
@@ -100,7 +150,7 @@ class PrivateSamples:
         mode = tuple(module.training for module in self._model.modules())
         if self._tested[mode] == NUM_TESTS:
             return
-        with self._watch.paused():
+        with self._paused():
             tested = any(
                 check_independence(
                     self._model,
@@ -115,6 +165,15 @@ class PrivateSamples:
             )
         self._tested[mode] += tested
 
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        """Let the model be called unseen."""
+        self._active = False
+        try:
+            yield
+        finally:
+            self._active = True
+
     def discard(self) -> None:
         """Forget what was captured."""
         self._source.discard()
@@ -122,4 +181,29 @@ class PrivateSamples:
     def detach(self) -> None:
         """Remove the hooks from the model."""
         self._source.detach()
-        self._watch.detach()
+        for handle in self._handles:
+            handle.remove()
+
+
+def _inert() -> PrivateSamples:
+    samples = object.__new__(PrivateSamples)
+    samples._depth, samples._active, samples._call = 0, False, None
+    return samples
+
+
+def _check_nothing_else(rows: Tensor, gradient: Tensor) -> None:
+    """Refuse a loss with terms that are no sample's, which would be lost.
+
+    Args:
+        rows: The samples as they were captured, shape (B, D).
+        gradient: What autograd made of the loss, shape (D,).
+    """
+    difference = torch.linalg.vector_norm(rows.sum(dim=0) - gradient)
+    size = torch.linalg.vector_norm(rows, dim=1).sum()
+    # A sample that is not finite makes this false, and is dealt with later.
+    if difference > LOST * size:
+        raise PrivacyError(
+            "part of .grad is no sample's: a penalty in the loss, or a gradient "
+            "that zero_grad() did not clear. Call zero_grad() before backward(), "
+            "and use the optimizer's weight_decay instead of a penalty"
+        )

@@ -11,10 +11,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from dome.parameters import Layout
-from dome.privacy.digests import digest
-from dome.privacy.errors import PrivacyError
+from dome.parameters import Layout, has_numbers
+from dome.privacy.accounting import PrivacyError
+from dome.privacy.sampling import digest
 from dome.torch_private import version_of
 
 VALUES = "values"
@@ -99,12 +100,8 @@ class ParameterGuard:
         return {VALUES: torch.tensor(digest(self._values()))}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """From now on the parameters have to be those of the state.
-
-        The state of a version that kept no digest changes nothing here.
-        """
-        if VALUES in state:
-            self._expected = int(state[VALUES])
+        """From now on the parameters have to be those of the state."""
+        self._expected = int(state[VALUES])
 
     def _values(self) -> Tensor:
         # As one vector, so that a device is asked once.
@@ -131,3 +128,22 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or (
         a.shape == b.shape and bool(((a == b) | (a.isnan() & b.isnan())).all())
     )
+
+
+def check_parameters(optimizer: Optimizer, layout: Layout, model: nn.Module) -> None:
+    """Refuse a parameter that would be trained without noise."""
+    tracked = {id(p) for p in layout.parameters}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    held = [p for p in held if has_numbers(p)]
+    if any(p.requires_grad and id(p) not in tracked for p in held):
+        raise PrivacyError(
+            "the optimizer trains a parameter that is not the model's, or was added or "
+            "unfrozen after attach: it would get a gradient without noise. Freeze it, "
+            "or attach again"
+        )
+    for name, p in model.named_parameters():
+        if p.requires_grad and id(p) not in tracked and has_numbers(p):
+            raise PrivacyError(
+                f"parameter {name!r} can be trained, but not by this optimizer: its "
+                f"gradient would have no noise. Give it to the optimizer or freeze it"
+            )

@@ -9,21 +9,23 @@ alone. The gradients of the samples that stayed must stay.
 Shapes: G (B, D), one sample per row.
 """
 
-from collections.abc import Callable, Iterable
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
-from dome.privacy.errors import PrivacyError
-from dome.privacy.guards.conditions import in_mode, seeded, untouched
-from dome.privacy.guards.inputs import ModelInput, Value, sample_dim
+from dome.privacy.accounting import PrivacyError
 from dome.privacy.refuse import is_short
 from dome.samples.capture import Capture, capture_paused
 from dome.samples.store.rows import Rows
 from dome.samples.tracing.inputs import Roles
-from dome.samples.tracing.nested import all_tensors, tensors
-from dome.torch_private import TorchDispatchMode
+from dome.samples.tracing.nested import Value, all_tensors, tensors
+from dome.torch_private import TorchDispatchMode, tree_flatten, tree_map_only
 
 MOST = 8  # samples that are looked at, so that large models have room for it
 SEED, OTHER_SEED = 0x646F6D65, 0x656D6F64
@@ -67,6 +69,73 @@ def check_independence(
             rerun = Rerun(model, layout, given, wanted, per_sample, batch_dim, mean)
             rerun.check(chosen)
     return True
+
+
+class ModelInput:
+    """What a model was called with.
+
+    Args:
+        model: Bags of its embeddings make samples of a pair (indices, offsets).
+        value: Arguments and keyword arguments of the call.
+        roles: Which of them hold samples.
+        batch_dim: Which dimension of them enumerates samples.
+    """
+
+    def __init__(
+        self, model: nn.Module, value: Value, roles: Roles, batch_dim: int
+    ) -> None:
+        self._value, self.samples_in = value, roles.declared
+        leaves = tree_flatten(self._value)[0]
+        found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if len(found) != len(all_tensors(self._value)):
+            raise PrivacyError(
+                "the model's input hides tensors in an object of its own, so that its "
+                "samples cannot be taken apart to test whether the model mixes them: "
+                "give the model tensors, tuples, lists or dictionaries of them"
+            )
+        self._bounds = bag_bounds(model, found)
+        self._dims: dict[int, int] = {}
+        if self._bounds is not None:
+            self._offsets, self.size = found[1], len(self._bounds) - 1
+            return
+        named = roles.named(*value)
+        self.size, places = roles.assigned(named, batch_dim)
+        self._dims = {id(t): places[n].dim for n, t in named if n in places}
+
+    def only(self, chosen: Sequence[int]) -> Value:
+        """Arguments and keyword arguments with these samples, in copies."""
+        select = self._selector(chosen)
+        if self._bounds is not None:
+            select = self._bag_selector(chosen, self._bounds)
+        return tree_map_only(Tensor, select, self._value)
+
+    def _selector(self, chosen: Sequence[int]) -> Callable[[Tensor], Tensor]:
+        def select(t: Tensor) -> Tensor:
+            dim = self._dims.get(id(t))
+            if dim is None:
+                return t.detach().clone()
+            index = torch.tensor(chosen, device=t.device)
+            return t.detach().index_select(dim, index)
+
+        return select
+
+    def _bag_selector(
+        self, chosen: Sequence[int], bounds: list[int]
+    ) -> Callable[[Tensor], Tensor]:
+        pieces = [slice(bounds[i], bounds[i + 1]) for i in chosen]
+        starts = [0]
+        for piece in pieces:
+            starts.append(starts[-1] + piece.stop - piece.start)
+
+        def select(t: Tensor) -> Tensor:
+            if t is self._offsets:
+                last = len(t) == len(bounds)  # include_last_offset
+                return t.new_tensor(starts if last else starts[:-1])
+            if t.ndim == 1 and len(t) == bounds[-1]:  # indices, or weights of them
+                return torch.cat([t.detach()[piece] for piece in pieces])
+            return t.detach().clone()
+
+        return select
 
 
 class Rerun:
@@ -253,3 +322,78 @@ def _check_buffers(before: dict[str, Tensor], after: dict[str, Tensor]) -> None:
                 f"buffer {name!r} keeps something of the samples that the model sees, "
                 f"without noise: remove it, or leave it as it is while training"
             )
+
+
+def sample_dim(t: Tensor, size: int, batch_dim: int) -> int | None:
+    """Where a tensor holds the samples; None for one that holds none (a mask, say)."""
+    places = [dim for dim, length in enumerate(t.shape) if length == size]
+    if batch_dim in places:
+        return batch_dim
+    return places[0] if len(places) == 1 else None
+
+
+def bag_bounds(model: nn.Module, found: list[Tensor]) -> list[int] | None:
+    """Where bags begin and end, if a sample is a bag of indices."""
+    bags = [m for m in model.modules() if isinstance(m, nn.EmbeddingBag)]
+    pair = [t for t in found[:2] if t.ndim == 1 and not t.is_floating_point()]
+    if not bags or len(pair) < 2:
+        return None
+    offsets = pair[1].tolist()
+    return offsets if bags[0].include_last_offset else [*offsets, len(pair[0])]
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool | None) -> Iterator[None]:
+    """Train or evaluate, or stay as it is; afterwards as it was."""
+    modes = {module: module.training for module in model.modules()}
+    if training is not None:
+        model.train(training)
+    try:
+        yield
+    finally:
+        for module, was in modes.items():
+            module.training = was
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Put every buffer back, by value and by identity."""
+    kept = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, values in kept:
+            if not torch.equal(buffer, values):
+                buffer.copy_(values)
+            setattr(module, name, buffer)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """The same random numbers every time, and the program's own ones afterwards."""
+    numpy: Any = sys.modules.get("numpy")
+    python, others = random.getstate(), numpy and numpy.random.get_state()
+    module: Any = torch.get_device_module(device)
+    # A device may draw its numbers on the CPU.
+    own = device.type != "cpu" and hasattr(module, "get_rng_state")
+    state, on_device = torch.get_rng_state(), own and module.get_rng_state(device)
+    try:
+        torch.default_generator.manual_seed(seed)
+        if own:
+            fresh = torch.Generator(device).manual_seed(seed)
+            module.set_rng_state(fresh.get_state(), device)
+        random.seed(seed)
+        if numpy:
+            numpy.random.seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(state)
+        if own:
+            module.set_rng_state(on_device, device)
+        random.setstate(python)
+        if numpy:
+            numpy.random.set_state(others)

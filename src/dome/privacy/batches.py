@@ -8,21 +8,17 @@ independence.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dome.privacy.accounting import Budget
-from dome.privacy.digests import digest, sample_digests
-from dome.privacy.errors import PrivacyError
-from dome.privacy.guards.inputs import InputGuard
-from dome.privacy.guards.marks import WHOLE, Marks, marked
+from dome.privacy.accounting import Budget, PrivacyError
 from dome.privacy.refuse import check_products
+from dome.privacy.sampling import WHOLE, Marks, digest, marked, sample_digests
 from dome.samples.store.wanted import Leaves, Reach
-from dome.samples.tracing.nested import all_tensors
+from dome.samples.tracing.nested import Value, all_tensors
 from dome.torch_private import current_graph_task
 
 
@@ -30,26 +26,22 @@ class Forward:
     """One call of the model, and the backward passes that came through its outputs.
 
     Args:
-        args: Arguments of the call.
-        kwargs: Keyword arguments of the call.
-        known: Which of them hold samples.
+        inputs: Arguments and keyword arguments.
+        first: The first input tensor that holds samples.
+        batch_dim: Which dimension of it enumerates samples.
 
     Attributes:
-        inputs: Arguments and keyword arguments.
+        inputs: As given.
         passes: Numbers of output tensors that gradients came through, by the pass.
         dtype: Of the first input tensor that holds samples.
         samples: Its samples' digests.
         whole: Its digest, where samples do not lie along a dimension.
     """
 
-    def __init__(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], known: InputGuard
-    ) -> None:
-        self.inputs = args, kwargs
+    def __init__(self, inputs: Value, first: Tensor, batch_dim: int) -> None:
+        self.inputs, self.dtype = inputs, first.dtype
         self.passes: dict[int, set[int]] = {}
-        first, batch_dim = known.first(args, kwargs), known.batch_dim
-        self.dtype, self.whole = first.dtype, [digest(first)]
-        self.samples = [0][:0]
+        self.whole, self.samples = [digest(first)], list[int]()
         if first.ndim > batch_dim:
             self.samples = sample_digests(first, batch_dim)
 
@@ -128,24 +120,16 @@ def _found(samples: list[int], among: list[int], free: set[int]) -> list[int] | 
     return found if len(found) == len(samples) else None
 
 
-def _has_gradient(p: nn.Parameter) -> bool:
-    """Whether ``.grad`` holds anything but zeros."""
-    return p.grad is not None and bool(p.grad.any())
-
-
 class BatchGuard:
     """Knows which batch waits for its step, and which calls of the model had it.
 
     Args:
         budget: Pays for a batch that no step was taken with.
         parameters: The trainable ones: without any gradient, earlier calls are void.
-        inputs: Knows which inputs of the model hold samples.
     """
 
-    def __init__(
-        self, budget: Budget, parameters: tuple[nn.Parameter, ...], inputs: InputGuard
-    ) -> None:
-        self._budget, self._parameters, self._inputs = budget, parameters, inputs
+    def __init__(self, budget: Budget, parameters: tuple[nn.Parameter, ...]) -> None:
+        self._budget, self._parameters = budget, parameters
         self._waiting: Drawn | None = None
         self._calls: list[Forward] = []
         self._leaves = Leaves()
@@ -156,10 +140,10 @@ class BatchGuard:
         return self._waiting is not None
 
     def check_none_waits(self) -> None:
-        """Refuse public changes beside a private batch."""
+        """Refuse public changes while a private batch waits."""
         if self.is_waiting:
             raise PrivacyError(
-                "a private batch is waiting for its step, and changes beside it would "
+                "a private batch is waiting for its step, and changes now would "
                 "not be public: take the step first"
             )
 
@@ -177,15 +161,13 @@ class BatchGuard:
         self._budget.check_left()
         self._waiting = Drawn(marks, batch)
 
-    def saw(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Forward:
+    def saw(self, call: Forward) -> None:
         """Note a call of the model."""
-        if any(call.passes for call in self._calls) and not any(
-            map(_has_gradient, self._parameters)
+        if any(earlier.passes for earlier in self._calls) and not any(
+            p.grad is not None and bool(p.grad.any()) for p in self._parameters
         ):
             self._calls.clear()  # zero_grad() threw away what came of them
-        call = Forward(args, kwargs, self._inputs)
         self._calls.append(call)
-        return call
 
     def follow(self, call: Forward, output: object) -> None:
         """Notice the backward passes that come through what a call returned."""
