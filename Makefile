@@ -43,7 +43,7 @@ demo: $(LAB)
 # Bytecode is kept whatever the environment says: tests start some hundred programs.
 quick: $(DEV)
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -q -m "not slow" \
-	  tests/trackers tests/samples tests/test_filter.py tests/numerics tests/compression
+	  tests/trackers tests/samples tests/test_filter.py tests/compression
 
 test: $(DEV) browser
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --junitxml=$(VENV)/tests.xml

@@ -18,7 +18,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dome import StreamingPower, per_sample_gradients
-from dome.numerics.angles import largest_angle
+from dome.diagnostics.angles import principal_angles
 from dome.trackers import basis as bases
 from dome_lab.bench.training import Loop
 
@@ -64,7 +64,7 @@ def main() -> None:
     for limit, tracker in trackers.items():
         U = tracker.basis.double()
         error = (U.T @ U - torch.eye(RANK, dtype=U.dtype)).abs().max()
-        angle = largest_angle(exact.basis, torch.linalg.qr(U)[0])
+        angle = principal_angles(exact.basis, torch.linalg.qr(U)[0])[-1]
         times = f"{written[limit]} of {NUM_UPDATES}"
         print(f"{limit:5g}  {times:>14}  {angle:13.1e}  {error:9.1e}")
 

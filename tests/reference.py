@@ -75,6 +75,13 @@ def projector_distance(U, W):
     return torch.linalg.matrix_norm(projector(U) - projector(W), ord=2)
 
 
+def largest_angle(V, W):
+    """Largest principal angle between two subspaces of one dimension, in radians."""
+    # The sine form keeps full precision near θ = 0, where arccos(σ) loses half of it.
+    residual = W - V @ (V.T @ W)
+    return torch.linalg.matrix_norm(residual, ord=2).clamp(max=1.0).asin()
+
+
 def average_covariance(batches):
     """Mean over batches of the D x D centred covariance."""
     return sum(center(G).T @ center(G) / len(G) for G in batches) / len(batches)

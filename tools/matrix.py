@@ -31,7 +31,6 @@ QUICK = (
     "tests/trackers",
     "tests/samples",
     "tests/test_filter.py",
-    "tests/numerics",
     "tests/compression",
 )
 INTEGRATIONS = ("tests/integrations", "tests/privacy/test_filter.py")

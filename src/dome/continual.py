@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from dome import state as states
 from dome.filter import GradientFilter
-from dome.numerics.arithmetic import own_arithmetic
 from dome.parameters import Layout
 from dome.samples import per_sample_gradients
+from dome.torch_private import own_arithmetic
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

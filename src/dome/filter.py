@@ -18,15 +18,14 @@ from dome.diagnostics import FilterStats, collect_stats
 from dome.hooking import Hooked
 from dome.masks import Masks
 from dome.newcomers import Newcomers
-from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.factors import FactorBatch
 from dome.options import FilterOptions, signature_of
 from dome.parameters import Layout, selected
 from dome.samples import declared
 from dome.samples.protocol import gives_factors
-from dome.torch_private import norms_of
+from dome.torch_private import norms_of, own_arithmetic
 from dome.trackers import Tracker
 from dome.trackers.blocks import Blockwise
+from dome.trackers.factors import FactorBatch
 from dome.world import Alone, World
 
 RANGE = (1e-12, 1e12)  # of norms whose squares float32 can add up

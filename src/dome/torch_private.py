@@ -7,10 +7,11 @@ and what happens without it; the other rooms use them under the names given here
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from inspect import signature
+from operator import attrgetter
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,7 @@ __all__ = [
     "copy_all_",
     "current_graph_task",
     "flattened",
+    "float32_products",
     "follows_several",
     "fsdp_communication",
     "fsdp_groups",
@@ -74,7 +76,9 @@ __all__ = [
     "no_autocast",
     "norms_of",
     "not_a_view",
+    "own_arithmetic",
     "raising_if_differentiated",
+    "rounding",
     "runs_step_hooks",
     "schema_arguments",
     "subtract_each_",
@@ -91,6 +95,10 @@ __all__ = [
     "when_backward_ends",
     "will_run",
 ]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def _needed(owner: object, name: str) -> Callable[..., Any]:
@@ -127,6 +135,64 @@ def when_backward_ends(call: Callable[[], None]) -> None:
     # What DDP ends its own with: in every torch 2, no way without it.
     engine = getattr(torch.autograd.Variable, "_execution_engine", None)
     _needed(engine, "queue_callback")(call)
+
+
+def own_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
+    """Run a function without a graph, and in the precision of its own tensors.
+
+    A step or backward pass may be called under autocast, where products of float32
+    numbers keep 8 bits.
+    """
+
+    @wraps(function)
+    def undisturbed(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch.no_grad(), no_autocast():
+            return function(*args, **kwargs)
+
+    return undisturbed
+
+
+def rounding(t: Tensor) -> float:
+    """Relative size of a rounding in products of such numbers, as torch is set now.
+
+    0 for integers, whose products are exact.
+    """
+    if not (t.is_floating_point() or t.is_complex()):
+        return 0.0
+    kind = t.device.type
+    dtypes = [t.dtype]
+    if torch.is_autocast_enabled(kind):
+        dtypes.append(torch.get_autocast_dtype(kind))
+    if t.dtype in (torch.float32, torch.complex64):
+        dtypes.append(float32_products(kind))
+    return max(torch.finfo(dtype).eps for dtype in dtypes)
+
+
+def float32_products(kind: str) -> torch.dtype:
+    """The type whose digits products of float32 numbers keep on a kind of device.
+
+    float16 stands for TF32, which has as many.
+    """
+    if not hasattr(torch.backends, "fp32_precision"):  # torch before 2.9
+        is_medium = torch.get_float32_matmul_precision() == "medium"
+        return _KEPT["bf16" if is_medium and kind == "cpu" else _older(kind)]
+    given = {attrgetter(name)(torch.backends) for name in _SWITCHES.get(kind, ())}
+    return next((t for name, t in _KEPT.items() if name in given), torch.float32)
+
+
+def _older(kind: str) -> str:
+    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    return "tf32" if kind == "cuda" and any(flags) else "ieee"
+
+
+_SWITCHES = {
+    "cpu": [f"mkldnn.{op}.fp32_precision" for op in ("matmul", "conv", "rnn")],
+    "cuda": [
+        *("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision"),
+        "cudnn.rnn.fp32_precision",
+    ],
+}
+_KEPT = {"bf16": torch.bfloat16, "tf32": torch.float16, "ieee": torch.float32}
 
 
 def version_of(t: Tensor) -> int:

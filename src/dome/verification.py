@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dome.numerics.arithmetic import rounding
 from dome.parameters import Layout, Slot
 from dome.samples import per_sample_gradients
 from dome.samples.functional import sample_shares
@@ -18,6 +17,7 @@ from dome.samples.literal import Inputs, ModelCall, loss_of, shares, weighted_lo
 from dome.samples.tracing.inputs import Roles, Signature, check_names, declared
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.refuse import check_capturable
+from dome.torch_private import rounding
 
 # Two ways to sum the same numbers differ by a few roundings of the largest one.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from dome.diagnostics import FilterStats
 from dome.masks import Masks
-from dome.numerics.factors import FactorBatch
 from dome.options import Downstream, FilterOptions
 from dome.parameters import Block, Layout
 from dome.samples import SampleSource, Use
 from dome.trackers import Tracker
 from dome.trackers.blocks import Blockwise, ranks_of
+from dome.trackers.factors import FactorBatch
 
 Samples = Tensor | FactorBatch
 State = dict[str, Tensor]

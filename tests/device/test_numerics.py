@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dome.numerics import linalg
-from dome.numerics.shard import Shard
+from dome.trackers import linalg
 from dome.trackers.basis import FactoredBasis
+from dome.trackers.linalg import Shard
 
 F64 = torch.float64
 PRODUCTS = {"mm", "mv", "bmm", "addmm", "addmm_", "addmv", "addmv_", "baddbmm"}

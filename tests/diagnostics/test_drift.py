@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 import dome
 from dome.diagnostics import Drift, rms_sine
-from dome.numerics.angles import principal_angles, subspace_overlap
+from dome.diagnostics.angles import principal_angles, subspace_overlap
 
 
 def random_basis(rng, dim, num, dtype=torch.float64):

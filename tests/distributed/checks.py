@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from compressors import COMPRESSORS
 from models import batches, small_classifier
+from reference import largest_angle
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.functional import cross_entropy
@@ -30,7 +31,6 @@ from dome.compression import (
     TopK,
 )
 from dome.compression.message import FRONT_BYTES
-from dome.numerics.angles import largest_angle
 from dome.reference import per_sample_loop
 
 CHECKS = {}

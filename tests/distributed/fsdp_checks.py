@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dome
 import dome.distributed
-from dome.numerics.thin import is_thin
+from dome.trackers.thin import is_thin
 
 CHECKS = {}
 PARTS = 12  # micro-batches of a step: 12/P for each worker make the same run for all P
@@ -203,7 +203,7 @@ def directions_of_low_rank_equal_those_of_one_process(place):
 
 @check
 def large_weights_of_low_rank_are_never_multiplied_out(place):
-    with mock.patch.object(dome.numerics.directions, "SMALL_WEIGHT", 0):
+    with mock.patch.object(dome.trackers.directions, "SMALL_WEIGHT", 0):
         one, here = side_by_side(place, 3, direction_rank=2)
     assert one.stats.effective_rank > 1
     here.detach()

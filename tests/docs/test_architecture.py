@@ -11,9 +11,7 @@ def rooms(folder):
     return sorted(path.name for path in inside if path.suffix == ".py" or path.is_dir())
 
 
-@pytest.mark.parametrize(
-    "folder", ["dome", "dome_lab", "dome/trackers", "dome/numerics"]
-)
+@pytest.mark.parametrize("folder", ["dome", "dome_lab", "dome/trackers"])
 def test_the_page_names_every_room(folder):
     named = [n for n in rooms(folder) if not n.startswith("__")]
     assert len(named) > 5

@@ -22,4 +22,4 @@ def test_the_examples_of_a_module_run(module):
 
 
 def test_examples_are_found():
-    assert "dome.numerics.angles" in WITH_EXAMPLES
+    assert "dome.diagnostics.angles" in WITH_EXAMPLES

@@ -6,10 +6,10 @@ from models import small_classifier
 from torch import nn
 
 import dome
-from dome.numerics.factors import Product
 from dome.planning import training as planning
 from dome.planning.memory import num_outputs
 from dome.planning.training import Choice, Plan, update_flops
+from dome.trackers.factors import Product
 
 
 def test_memory_is_basis_and_samples_and_little_else():

@@ -15,13 +15,13 @@ from privacy.setting import (
     samples,
     train,
 )
+from reference import largest_angle
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import dome
-from dome.numerics.angles import largest_angle
 from dome.privacy.bases import BASES
 from dome.privacy.releases import Randomness
 from dome.privacy.sampling import PoissonSampler

@@ -15,8 +15,8 @@ from privacy.setting import (
     samples,
     train,
 )
+from reference import largest_angle
 
-from dome.numerics.angles import largest_angle
 from dome.privacy.releases import clipped_sum_, second_moment_, without_span_
 
 # The sum of a batch in another order: rounding of numbers of the size of B · C.

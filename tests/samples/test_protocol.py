@@ -4,8 +4,7 @@ from samples.loop import per_sample_loop
 from torch import nn
 from torch.testing import assert_close
 
-from dome.numerics.factors import Product
-from dome.numerics.sides import Vectors
+from dome.trackers.factors import Product, Vectors
 
 pytestmark = pytest.mark.usefixtures("float64")
 

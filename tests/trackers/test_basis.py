@@ -2,9 +2,9 @@ import pytest
 import torch
 from reference import projector_distance
 
-from dome.numerics import linalg
-from dome.numerics.shard import Shard
+from dome.trackers import linalg
 from dome.trackers.basis import TALL, FactoredBasis, may_be_factored
+from dome.trackers.linalg import Shard
 from dome.trackers.samples import Samples
 
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import center, fraction, offline_pca
+from reference import center, fraction, largest_angle, offline_pca
 from streams import decaying_stream, low_rank_stream
 
-from dome.numerics.angles import largest_angle
 from dome.trackers import TRACKERS
 
 every_tracker = pytest.mark.parametrize("make", TRACKERS.values(), ids=TRACKERS.keys())

@@ -3,6 +3,7 @@ import torch
 from reference import (
     cut_by_power_step,
     cut_by_svd,
+    largest_angle,
     low_rank_update,
     positive_qr,
     projector,
@@ -10,12 +11,17 @@ from reference import (
 )
 from streams import decaying_stream, low_rank_stream
 
-from dome.numerics import directions
-from dome.numerics.angles import largest_angle
-from dome.numerics.factors import FactorBatch, Product, Use
-from dome.numerics.image_sides import Maps, Patches
-from dome.numerics.sides import OneHot, Vectors
 from dome.reference import update_sub
+from dome.trackers import directions
+from dome.trackers.factors import (
+    FactorBatch,
+    Maps,
+    OneHot,
+    Patches,
+    Product,
+    Use,
+    Vectors,
+)
 from dome.trackers.low_rank import LowRankPower
 
 SHAPES = [torch.Size(s) for s in ((8, 6), (7,), (6, 3, 2, 2), (9, 5), (3, 4), (4,))]

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from dome.numerics import linalg
-from dome.numerics.shard import Shard
+from dome.trackers import linalg
 from dome.trackers.basis import FactoredBasis
+from dome.trackers.linalg import Shard
 from dome.trackers.samples import Samples
 
 

@@ -1,9 +1,8 @@
 import pytest
 import torch
-from reference import rank_k_update
+from reference import largest_angle, rank_k_update
 from streams import low_rank_stream
 
-from dome.numerics.angles import largest_angle
 from dome.reference import update_sub
 from dome.trackers import TRACKERS, IncrementalSVD, StreamingPower
 

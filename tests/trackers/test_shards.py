@@ -4,8 +4,8 @@ import pytest
 import torch
 from streams import decaying_stream
 
-from dome.numerics.shard import Shard
 from dome.trackers import TRACKERS
+from dome.trackers.linalg import Shard
 
 
 class Table:

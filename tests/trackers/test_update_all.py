@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from dome.numerics.shard import Shard
 from dome.trackers import TRACKERS
+from dome.trackers.linalg import Shard
 from dome.trackers.tracker import update_all
 
 DIMS, SAMPLES = (40, 700, 700), 8

@@ -13,7 +13,7 @@ from dome.compression.message import FRONT_BYTES, Message, arrived, read, writte
 from dome.compression.noise import CPU, generator_of
 from dome.compression.packing import Part, packed_size
 from dome.compression.vector import check_finite, check_recovered, check_shape
-from dome.numerics.arithmetic import own_arithmetic
+from dome.torch_private import own_arithmetic
 
 
 class Codec:

@@ -15,7 +15,7 @@ from torch import Tensor
 from dome.compression.message import Message
 from dome.compression.protocol import Compressor, Unbiased
 from dome.compression.vector import check_shape
-from dome.numerics.arithmetic import own_arithmetic
+from dome.torch_private import own_arithmetic
 
 INNER = "compressor."
 

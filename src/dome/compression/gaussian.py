@@ -13,7 +13,7 @@ from torch import Tensor
 from dome.compression.noise import DEFAULT_SEED
 from dome.compression.sketch import Sketch, num_sent
 from dome.compression.vector import check_shape, power_of_two
-from dome.numerics.arithmetic import own_arithmetic
+from dome.torch_private import own_arithmetic
 
 BLOCK_NUMBERS = 2**20  # of R that exist at a time
 

@@ -23,8 +23,8 @@ from dome.compression.message import Message, check_number_dtype, read, written
 from dome.compression.noise import DEFAULT_SEED
 from dome.compression.packing import Part
 from dome.compression.vector import check_recovered, check_shape
-from dome.numerics.arithmetic import own_arithmetic
 from dome.parameters import Layout
+from dome.torch_private import own_arithmetic
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dome.curvature.matrix import Curvature
-from dome.numerics.angles import principal_angles, subspace_overlap
+from dome.diagnostics.angles import principal_angles, subspace_overlap
 
 SEED = 0x63757276  # of the first vector, where no generator is given
 

@@ -4,6 +4,7 @@
 and noise of samples, drift over many steps, the spectrum and what it says about rank.
 """
 
+from dome.diagnostics.angles import principal_angles, subspace_overlap
 from dome.diagnostics.drift import Drift, rms_sine
 from dome.diagnostics.rank import (
     Eigengap,
@@ -22,7 +23,6 @@ from dome.diagnostics.spectrum import (
     data_spectrum,
 )
 from dome.diagnostics.stats import FilterStats, captured_fraction, collect_stats
-from dome.numerics.angles import principal_angles, subspace_overlap
 
 __all__ = [
     "Drift",

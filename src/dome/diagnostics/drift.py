@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from dome.numerics.angles import principal_angles
-from dome.numerics.arithmetic import own_arithmetic
+from dome.diagnostics.angles import principal_angles
+from dome.torch_private import own_arithmetic
 from dome.trackers import Tracker
 
 

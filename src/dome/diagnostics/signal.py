@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.linalg import product, squared_norms
+from dome.torch_private import own_arithmetic
+from dome.trackers.linalg import product, squared_norms
 
 
 @dataclass(frozen=True, slots=True)

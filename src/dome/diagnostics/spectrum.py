@@ -19,9 +19,9 @@ from dome.diagnostics.rank import (
     knee,
     suggest_rank,
 )
-from dome.numerics.arithmetic import own_arithmetic
 from dome.samples import per_sample_gradients
 from dome.samples.batches import Batches, Data
+from dome.torch_private import own_arithmetic
 
 COLUMNS = 8192  # of the Gram matrix's sum, converted to float64 at once
 MOST_SAMPLES = 5000  # whose N x N matrix takes 200 MB, beside their gradients

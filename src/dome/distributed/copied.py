@@ -22,10 +22,10 @@ from dome.distributed.handshake import Handshake, shake_hands
 from dome.distributed.local import LocalGradients
 from dome.distributed.workers import Workers
 from dome.masks import Masks, is_zero
-from dome.numerics.factors import FactorBatch
-from dome.numerics.shard import alone
 from dome.options import FilterOptions
 from dome.parameters import Block, Layout
+from dome.trackers.factors import FactorBatch
+from dome.trackers.linalg import alone
 from dome.world import (
     Attached,
     Samples,

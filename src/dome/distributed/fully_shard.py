@@ -4,7 +4,7 @@ Letters: D parameters, K directions, P workers. FSDP2 leaves worker p its part o
 averaged gradient; beside it lie the same numbers of every worker's own gradient (P,
 D/P), which are the samples, and its rows of U (D/P, K). All that an update needs of the
 others are sums of P K + P² numbers. Nothing of size D is ever brought together. Of
-directions of low rank it holds what ``numerics/directions.py`` says.
+directions of low rank it holds what ``trackers/directions.py`` says.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dome.distributed.workers import Workers
-from dome.numerics.arithmetic import own_arithmetic
 from dome.parameters import Layout
-from dome.torch_private import communication_hook
+from dome.torch_private import communication_hook, own_arithmetic
 
 
 class LocalGradients:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from dome.distributed.split_basis import Split
 from dome.distributed.workers import Workers
-from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.linalg import compute_dtype, gram
+from dome.torch_private import own_arithmetic
 from dome.trackers import Tracker
+from dome.trackers.linalg import compute_dtype, gram
 from dome.trackers.tracker import BasisTracker
 
 MOST_COLUMNS = 8192  # of A: the eigenvectors of AᵀA take its cube in flops

@@ -22,9 +22,9 @@ from dome.distributed.handshake import Handshake, shake_hands
 from dome.distributed.local import LocalGradients
 from dome.distributed.merging import check_mergeable, merge_bases
 from dome.distributed.workers import Workers
-from dome.numerics.arithmetic import own_arithmetic
 from dome.options import Downstream, FilterOptions
 from dome.parameters import Layout
+from dome.torch_private import own_arithmetic
 from dome.world import Alone, Attached, Samples, State
 
 SUM = "the sum of the messages of all ranks"

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from dome.distributed.workers import Workers
 from dome.masks import here
-from dome.numerics.shard import Shard
 from dome.parameters import Block, Layout, Slot
+from dome.trackers.linalg import Shard
 
 
 def chunk_length(shape: Sequence[int], num_workers: int) -> int:

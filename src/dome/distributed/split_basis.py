@@ -19,9 +19,9 @@ from dome.distributed.handshake import Handshake, adds_up, shake_hands
 from dome.distributed.local import LocalGradients
 from dome.distributed.workers import Workers
 from dome.masks import Masks, is_zero
-from dome.numerics.shard import Shard
 from dome.options import FilterOptions
 from dome.parameters import Block, Layout
+from dome.trackers.linalg import Shard
 from dome.world import (
     Attached,
     Samples,

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dome.numerics.linalg import block_rows
-from dome.numerics.thin import SMALL_WEIGHT, is_thin
+from dome.trackers.linalg import block_rows
+from dome.trackers.thin import SMALL_WEIGHT, is_thin
 
 FLOAT = 4  # bytes of a number in gradients and samples
 SMALL = 8  # and in matrices of K or B rows

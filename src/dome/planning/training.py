@@ -14,7 +14,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from dome.numerics.thin import is_thin
 from dome.parameters import Layout
 from dome.planning.memory import (
     available_memory,
@@ -27,6 +26,7 @@ from dome.planning.units import size
 from dome.trackers import StreamingPower
 from dome.trackers.basis import may_be_factored
 from dome.trackers.samples import check_whole
+from dome.trackers.thin import is_thin
 
 # Layout, storage, and whether samples are streamed: that takes nothing but freedom, to
 # accumulate gradients.

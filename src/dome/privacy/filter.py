@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from dome import state as states
 from dome.hooking import Hooked
-from dome.numerics.arithmetic import own_arithmetic
 from dome.options import FilterOptions
 from dome.parameters import Layout
 from dome.privacy.accounting import Budget, PrivacyError, divided
@@ -36,6 +35,7 @@ from dome.privacy.releases import (
 )
 from dome.privacy.samples import PrivateSamples
 from dome.privacy.sampling import PoissonLoader
+from dome.torch_private import own_arithmetic
 from dome.world import pass_through
 
 BASIS, BUDGET, GUARD = "basis.", "budget.", "guard."

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor, nn
 
-from dome.numerics.factors import FactorBatch
 from dome.parameters import Layout
 from dome.samples.capture import capture_of
 from dome.samples.protocol import NONE
@@ -20,6 +19,7 @@ from dome.samples.store.rows import Rows
 from dome.samples.store.streamed import StreamedRows, Use
 from dome.samples.tracing.inputs import declared
 from dome.samples.tracing.refuse import check_capturable
+from dome.trackers.factors import FactorBatch
 
 
 class PerSample:

@@ -8,7 +8,7 @@ Samples come in two kinds:
 
 Rows are what every source gives. Factors are what rows are products of: a tracker whose
 directions are thin products themselves needs nothing but their products with its own
-factors (``dome.numerics.factors``), so that nothing of size B·D is ever formed. Both
+factors (``dome.trackers.factors``), so that nothing of size B·D is ever formed. Both
 kinds are collected by takers of one capture; see ``dome.samples.store.wanted``.
 """
 
@@ -19,7 +19,7 @@ from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
-from dome.numerics.factors import FactorBatch
+from dome.trackers.factors import FactorBatch
 
 # No named inputs.
 NONE: Mapping[str, object] = MappingProxyType({})

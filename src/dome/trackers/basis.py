@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dome.numerics import linalg
-from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.shard import Shard
+from dome.torch_private import own_arithmetic
+from dome.trackers import linalg
+from dome.trackers.linalg import Shard
 
 STORAGE = (torch.float32, torch.float64, torch.bfloat16)
 MOST_MAGNIFIED = 4.0  # two bits: by how much rounding in S may count in U

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from dome import state as states
-from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.factors import FactorBatch
 from dome.parameters import Block
+from dome.torch_private import own_arithmetic
+from dome.trackers.factors import FactorBatch
 from dome.trackers.low_rank import LowRankPower
 from dome.trackers.protocol import PlannedTracker, Tracker, is_planned
 from dome.trackers.tracker import update_all

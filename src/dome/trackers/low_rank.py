@@ -1,7 +1,7 @@
 """Algorithm 2 with directions of low rank, for models whose D × K does not fit.
 
 Shapes: G (B, D) samples, H = G − mean, U (D, K) directions, each of rank r in every
-weight matrix (``dome.numerics.thin``), independent but not orthogonal. With N = UᵀU
+weight matrix (``dome.trackers.thin``), independent but not orthogonal. With N = UᵀU
 and T = R⁻¹ of its Cholesky factor, U T is orthonormal, and is the U of Algorithm 2:
 
     V = H U T,   Y = U T diag(s) + a Hᵀ V,   U ← cut(Y Z),   λ_j = ‖Y₍ⱼ₎‖
@@ -25,12 +25,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.directions import Directions, Products, Shapes
-from dome.numerics.factors import FactorBatch
-from dome.numerics.independence import Independent, independent
-from dome.numerics.linalg import IsTrue, upper_factor
-from dome.numerics.shard import Shard, Total, alone
+from dome.torch_private import own_arithmetic
+from dome.trackers.directions import Directions, Products, Shapes
+from dome.trackers.factors import FactorBatch
+from dome.trackers.independence import Independent, independent
+from dome.trackers.linalg import IsTrue, Shard, Total, alone, upper_factor
 from dome.trackers.protocol import Sums, Update
 from dome.trackers.samples import Intake, check_whole
 from dome.trackers.states import check_small, draw_seed

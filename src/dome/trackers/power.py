@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dome.numerics.linalg import gram_schmidt, inverse_cholesky
 from dome.trackers.basis import Turn
+from dome.trackers.linalg import gram_schmidt, inverse_cholesky
 from dome.trackers.protocol import Sums
 from dome.trackers.samples import Samples, Seen
 from dome.trackers.tracker import BasisTracker

@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeGuard
 
 from torch import Tensor
 
-from dome.numerics.shard import Total
+from dome.trackers.linalg import Total
 
 Sums = dict[str, Tensor]  # over all D: workers add up those of their columns
 

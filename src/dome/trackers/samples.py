@@ -17,8 +17,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from dome.numerics.linalg import block_rows, compute_dtype, product, squared_norms
-from dome.numerics.shard import Shard
+from dome.trackers.linalg import (
+    Shard,
+    block_rows,
+    compute_dtype,
+    product,
+    squared_norms,
+)
 from dome.trackers.protocol import Sums
 
 if TYPE_CHECKING:

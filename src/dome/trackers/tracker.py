@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.shard import Shard, Total, alone
-from dome.torch_private import no_autocast
+from dome.torch_private import no_autocast, own_arithmetic
 from dome.trackers.basis import FactoredBasis
+from dome.trackers.linalg import Shard, Total, alone
 from dome.trackers.protocol import PlannedTracker, Sums, Update
 from dome.trackers.samples import Intake, Samples, Seen
 from dome.trackers.states import check_small, draw_seed, translated

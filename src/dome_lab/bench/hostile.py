@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dome.numerics.shard import Shard
 from dome.trackers import TRACKERS, Tracker
 from dome.trackers.blocks import Blockwise
+from dome.trackers.linalg import Shard
 
 LAYOUTS = ("global", "global", "layerwise", "workers")  # the cheap one twice
 LARGEST_EXPONENT = {torch.float16: 4, torch.float64: 100}  # 18 for the others

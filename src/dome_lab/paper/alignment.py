@@ -16,7 +16,7 @@ from dome.curvature import (
     Hessian,
     top_eigenpairs,
 )
-from dome.numerics.angles import subspace_overlap
+from dome.diagnostics.angles import subspace_overlap
 from dome_lab.paper.looking import (
     COVARIANCE,
     TRACKED,

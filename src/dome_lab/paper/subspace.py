@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dome import GradientFilter
-from dome.numerics.angles import principal_angles
+from dome.diagnostics.angles import principal_angles
 from dome_lab.paper.rows import Row
 
 NUM_LEADING = 200  # eigenvalues that are kept; a file of rows stays small

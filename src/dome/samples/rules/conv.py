@@ -14,7 +14,6 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
-from dome.numerics.image_sides import Maps, Patches
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.product import chunks, product
 from dome.samples.store.sink import Site
@@ -22,6 +21,7 @@ from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call, Place
 from dome.samples.tracing.refuse import settled
 from dome.samples.tracing.trace import Trace
+from dome.trackers.factors import Maps, Patches
 
 _FEW_CHANNELS = 8
 # Samples at a time, and numbers. With two threads and 128 samples, 64 in a grouped

@@ -7,7 +7,6 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
-from dome.numerics.sides import OneHot, Vectors
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.function import Context, apply, first_order
 from dome.samples.rules.recording import recording
@@ -16,6 +15,7 @@ from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.origins import Call
 from dome.samples.tracing.trace import Trace
+from dome.trackers.factors import OneHot, Vectors
 
 _MATRIX = 2  # dimensions
 

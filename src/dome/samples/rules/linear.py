@@ -8,7 +8,6 @@ import torch.nn.functional as F  # noqa: N812 (torch's own convention)
 from torch import Tensor
 from torch.autograd import Function
 
-from dome.numerics.sides import Vectors
 from dome.samples.rules.broadcast import broadcast
 from dome.samples.rules.fallback import fallback
 from dome.samples.rules.function import Context, apply, first_order
@@ -20,6 +19,7 @@ from dome.samples.tracing.origins import Call, Place
 from dome.samples.tracing.refuse import settled
 from dome.samples.tracing.trace import Trace
 from dome.torch_private import not_a_view
+from dome.trackers.factors import Vectors
 
 # Up to so many positions a sample, one more product is cheaper than summing the rows.
 _FEW_POSITIONS = 4

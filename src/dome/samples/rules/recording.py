@@ -17,13 +17,18 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from dome.numerics.arithmetic import own_arithmetic, rounding
 from dome.samples.rules.function import Context, apply
 from dome.samples.tracing.moves import BROADCASTING
 from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.origins import Call, own
 from dome.samples.tracing.trace import Trace
-from dome.torch_private import tree_flatten, tree_unflatten, unseen
+from dome.torch_private import (
+    own_arithmetic,
+    rounding,
+    tree_flatten,
+    tree_unflatten,
+    unseen,
+)
 
 Rule = Callable[..., Value]
 # What returns the state of a random generator, and what sets it.

@@ -17,12 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dome.numerics.arithmetic import float32_products, own_arithmetic
 from dome.parameters import Layout, Slot
 from dome.samples.store.group import AnyGroup
 from dome.samples.store.verdict import Finding
 from dome.samples.store.wanted import Leaves, Reach
-from dome.torch_private import current_graph_task, hook_first
+from dome.torch_private import (
+    current_graph_task,
+    float32_products,
+    hook_first,
+    own_arithmetic,
+)
 
 # Relative to the rows of the parameter, and to those of all parameters. Rows and
 # gradient are the same numbers summed in another order; products of float32 numbers may

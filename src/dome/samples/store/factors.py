@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dome.numerics.factors import FactorBatch, Product, Use
-from dome.numerics.thin import SMALL_WEIGHT, can_be_thin
 from dome.parameters import Slot
 from dome.samples.store.wanted import Pass
 from dome.torch_private import version_of, versions_of
+from dome.trackers.factors import FactorBatch, Product, Use
+from dome.trackers.thin import SMALL_WEIGHT, can_be_thin
 
 
 def as_rows(product: Product, rank: int) -> bool:

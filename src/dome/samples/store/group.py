@@ -6,10 +6,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from dome.numerics.factors import Product
 from dome.parameters import Slot
 from dome.samples.store.factors import FactorGroup
 from dome.samples.store.wanted import Pass
+from dome.trackers.factors import Product
 
 
 class Group:

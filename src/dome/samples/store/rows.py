@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dome.numerics.factors import FactorBatch, Product
 from dome.parameters import Layout
 from dome.samples.store.audit import Audit, Entry, entry
 from dome.samples.store.factors import FactorGroup, batch_of
@@ -27,6 +26,7 @@ from dome.samples.store.reading import read
 from dome.samples.store.verdict import FEWEST, check_complete
 from dome.samples.store.wanted import Pass, Reach
 from dome.torch_private import current_graph_task, when_backward_ends
+from dome.trackers.factors import FactorBatch, Product
 
 
 class Rows:

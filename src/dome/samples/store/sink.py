@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from dome.numerics.factors import Product
-from dome.numerics.sides import Side
 from dome.samples.store.wanted import Pass, Taker
 from dome.samples.tracing.origins import Place
+from dome.trackers.factors import Product, Side
 
 
 class Sink:

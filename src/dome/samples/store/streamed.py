@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dome.numerics.factors import Product
 from dome.parameters import Block, Layout
 from dome.samples.store.audit import Audit, Entry, entry
 from dome.samples.store.gradients import Gradients, came_without_samples
@@ -24,6 +23,7 @@ from dome.samples.store.reading import read
 from dome.samples.store.verdict import FEWEST, check_complete
 from dome.samples.store.wanted import Leaves, Pass, Reach
 from dome.torch_private import current_graph_task
+from dome.trackers.factors import Product
 
 NO_PASS = -1  # instead of the number of a backward pass
 LINE = 64  # bytes: two addresses that differ by a multiple of it are aligned alike

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-from dome.numerics.factors import Product
 from dome.parameters import Layout
 from dome.torch_private import current_graph_task, in_compiled_autograd, will_run
+from dome.trackers.factors import Product
 
 
 class Reach(IntEnum):
@@ -71,7 +71,7 @@ class Taker(Protocol):
     trackers of today need.
 
     As factors: a rule has δ (B, T, out) and a (B, T, in) in its hands just before it
-    multiplies them. It offers them to ``keep`` first, see ``dome.numerics.factors``; a
+    multiplies them. It offers them to ``keep`` first, see ``dome.trackers.factors``; a
     taker that keeps these two never sees rows. If several take samples of a parameter,
     rows are made for all.
 

@@ -1,8 +1,13 @@
 import pytest
 import torch
 
-from dome.numerics import linalg
-from dome.numerics.linalg import gram_schmidt, inverse_cholesky
+from dome.trackers import linalg
+from dome.trackers.linalg import gram_schmidt, inverse_cholesky
+
+
+@pytest.fixture(autouse=True)
+def several_blocks(monkeypatch):
+    monkeypatch.setattr(linalg, "CPU_NUMBERS", 77)  # seven rows of K = 5 and B = 6
 
 
 def random(rng, *shape, dtype=torch.float64):

@@ -23,9 +23,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dome.numerics.factors import Product, Use
-from dome.numerics.linalg import IsTrue, inverse_cholesky, product
-from dome.numerics.shard import Total
+from dome.trackers.factors import Product, Use
+from dome.trackers.linalg import IsTrue, Total, inverse_cholesky, product
 
 # A weight with more numbers is never made into rows: 256 kB a sample in float32.
 SMALL_WEIGHT = 1 << 16

@@ -7,30 +7,8 @@ tracker has not found yet is a column of zeros, and is at a right angle to every
 import torch
 from torch import Tensor
 
-from dome.numerics.arithmetic import own_arithmetic
-from dome.numerics.linalg import block_rows, compute_dtype, product
-
-
-def largest_angle(V: Tensor, W: Tensor) -> Tensor:
-    """Largest principal angle between two subspaces of one dimension, in radians.
-
-        θ = arcsin ‖(I − V Vᵀ) W‖₂
-
-    Args:
-        V: Orthonormal basis of the first subspace, shape (D, K).
-        W: Orthonormal basis of the second subspace, shape (D, K).
-
-    Returns:
-        A scalar in [0, π/2].
-
-    Example:
-        >>> e = torch.eye(3)
-        >>> round(float(largest_angle(e[:, :1], e[:, 1:2])), 4)
-        1.5708
-    """
-    # The sine form keeps full precision near θ = 0, where arccos(σ) loses half of it.
-    residual = W - V @ (V.T @ W)
-    return torch.linalg.matrix_norm(residual, ord=2).clamp(max=1.0).asin()
+from dome.torch_private import own_arithmetic
+from dome.trackers.linalg import block_rows, compute_dtype, product
 
 
 @own_arithmetic

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dome.numerics.directions import Directions
-from dome.numerics.linalg import DEPENDENT, IsTrue, inverse_cholesky, sweep
+from dome.trackers.directions import Directions
+from dome.trackers.linalg import DEPENDENT, IsTrue, inverse_cholesky, sweep
 
 ATTEMPTS = 8  # to find random directions that do not depend on others
 

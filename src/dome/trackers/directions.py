@@ -18,11 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dome.numerics.factors import FactorBatch, Product, Use
-from dome.numerics.linalg import IsTrue
-from dome.numerics.shard import Shard, Total, alone
-from dome.numerics.sides import Units, Vectors
-from dome.numerics.thin import (
+from dome.torch_private import flattened, subtract_each_, unflattened
+from dome.trackers.factors import FactorBatch, Product, Units, Use, Vectors
+from dome.trackers.linalg import IsTrue, Shard, Total, alone
+from dome.trackers.thin import (
     SMALL_WEIGHT,
     Cut,
     Kept,
@@ -32,7 +31,6 @@ from dome.numerics.thin import (
     orthonormal,
     used_up,
 )
-from dome.torch_private import flattened, subtract_each_, unflattened
 
 # Squared share that one of r columns must have of its own to be a direction.
 FLOOR = {torch.float32: 1e-9, torch.float64: 1e-18}

@@ -1,1 +1,0 @@
-"""Tall matrices, directions of low rank, and rows that other workers hold."""
