@@ -69,7 +69,7 @@ matrix: $(DEV)
 	  $(BIN)/python tools/support_table.py && exit $$status
 
 docs: $(DEV)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@PYTHONPATH=website $(BIN)/zensical build --strict --clean
 	@echo "site/index.html; with search: $(BIN)/python -m http.server -d site"
 
 check: format-check lint types imports test

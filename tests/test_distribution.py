@@ -91,7 +91,7 @@ def test_wheel_and_sdist_have_the_page_of_the_report(built):
         assert f"dome_lab/report/assets/{asset}" in names
         assert f"src/dome_lab/report/assets/{asset}" in sources
     assert "dome/py.typed" in names
-    assert {"README.md", "LICENSE", "mkdocs.yml", "pyproject.toml"} <= set(sources)
+    assert {"README.md", "LICENSE", "zensical.toml", "pyproject.toml"} <= set(sources)
     assert not [name for name in names if not name.startswith("dome")]
 
 

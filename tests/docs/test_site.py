@@ -1,31 +1,55 @@
+import os
 import re
+import shutil
+import subprocess
 import sys
+import threading
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from docs.pages import DOCS, ROOT
+from lab.report.conftest import browser  # noqa: F401 (a fixture)
 
-mkdocs = pytest.importorskip("mkdocs", reason="the extra docs is not installed")
+pytest.importorskip("zensical", reason="the extra docs is not installed")
+pytestmark = pytest.mark.slow
+SOURCES = ("docs", "src", "website", "zensical.toml")
+PLANTED = """
+[a page](missing.md) [a heading](choosing.md#absent) [a name][dome.absent]
+"""
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site, built strictly: every warning is an error."""
-    from subprocess import run
+def copied(folder):
+    for name in SOURCES:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name)
+        else:
+            shutil.copy(source, folder)
+    return folder
 
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict"]
-    done = run(
-        [*command, "--site-dir", folder],
-        cwd=ROOT,
+
+def build(folder):
+    """What ``make docs`` runs."""
+    return subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict", "--clean"],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": "website", "NO_COLOR": "1"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = copied(tmp_path_factory.mktemp("site"))
+    done = build(folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    return folder / "site"
 
 
-@pytest.mark.slow
 def test_every_page_is_built_and_fetches_nothing_from_a_network(site):
     for page in DOCS.rglob("*.md"):
         built = (site / page.relative_to(DOCS)).with_suffix(".html").read_text()
@@ -36,7 +60,6 @@ def test_every_page_is_built_and_fetches_nothing_from_a_network(site):
         assert not re.search(fetched, built), page
 
 
-@pytest.mark.slow
 def test_formulas_are_drawn_and_numbered(site):
     built = (site / "method.html").read_text()
     assert built.count("<math") > 50
@@ -46,7 +69,6 @@ def test_formulas_are_drawn_and_numbered(site):
     assert not re.search(r"\\[a-zA-Z]+", text)  # no LaTeX is left over
 
 
-@pytest.mark.slow
 def test_the_reference_has_every_public_name(site):
     import dome
 
@@ -57,3 +79,62 @@ def test_the_reference_has_every_public_name(site):
         if not re.search(rf'id="dome\.[\w.]*{name}"|id="dome\.{name}[."]', text)
     ]
     assert not missing
+
+
+def test_a_broken_link_a_missing_heading_and_an_unknown_name_stop_the_build(tmp_path):
+    folder = copied(tmp_path)
+    index = folder / "docs" / "index.md"
+    index.write_text(index.read_text() + PLANTED)
+    done = build(folder)
+    told = re.sub(r"\x1b\[[\d;]*m", "", done.stdout + done.stderr)
+    assert done.returncode != 0
+    assert told.count("index.md:") == 3
+    for fault in ("page does not exist", "anchor does not exist", "unresolved autoref"):
+        assert fault in told
+
+
+@contextmanager
+def served(folder):
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+# Asks the dialog, which is in a shadow tree, for the titles of what was found.
+FOUND = """() => [...document.querySelectorAll("*")]
+    .filter(e => e.shadowRoot)
+    .flatMap(e => [...e.shadowRoot.querySelectorAll("a")])
+    .map(a => a.getAttribute("href")).join(" ")"""
+OPEN = """() => [...document.querySelectorAll("*")]
+    .some(e => e.shadowRoot && e.shadowRoot.activeElement)"""
+
+
+def test_the_search_finds_what_users_look_for(site, browser):  # noqa: F811
+    wanted = {
+        "baseline": "report",
+        "rank without classes": "choosing",
+        "gradient accumulation": "choosing",
+        "LoRA": "integrations",
+        "PowerSGD": "compression",
+    }
+    with served(site) as address:
+        page = browser.new_page()
+        page.set_default_timeout(30_000)
+        for words, place in wanted.items():
+            page.goto(f"{address}/index.html")
+            page.wait_for_load_state("networkidle")
+            page.keyboard.press("Control+k")
+            page.wait_for_function(OPEN)
+            page.keyboard.type(words)
+            page.wait_for_function(f'({FOUND})().includes("{place}")')
+        page.close()

