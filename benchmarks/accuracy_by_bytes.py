@@ -11,12 +11,12 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from dome_lab.paper import drawing
-from dome_lab.paper.models.resnet8 import resnet8
-from dome_lab.paper.pictures import save_picture
+from dome_lab.paper.drawing import save_picture
+from dome_lab.paper.models import resnet8
 from dome_lab.paper.rows import Row, read_rows
 from dome_lab.paper.run import FILTERED, PLAIN
-from dome_lab.paper.series import curves, number, stacked
-from dome_lab.paper.tuned import Case, cases_of
+from dome_lab.paper.statistics import curves, number, stacked
+from dome_lab.paper.tuning import Case, cases_of
 
 ROWS = Path("docs/results/cpu/ext04_tuned.jsonl")
 PICTURE = Path("docs/images/accuracy_by_bytes.png")

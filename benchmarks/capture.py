@@ -53,12 +53,12 @@ def _case(model_name: str, batch: int) -> tuple[nn.Module, Tensor, Tensor]:
     y = torch.randint(10, (batch,))
     if model_name == "resnet8":
         build = _first(
-            "dome_lab.paper.models.resnet8:resnet8", "dome.paper.models.resnet8:resnet8"
+            "dome_lab.paper.models:resnet8", "dome_lab.paper.models.resnet8:resnet8"
         )
         return build(), torch.randn(batch, 3, 32, 32), y
     build = _first(
+        "dome_lab.paper.models:Transformer",
         "dome_lab.paper.models.transformer:Transformer",
-        "dome.paper.models.transformer:Transformer",
     )
     return build(VOCABULARY, 10), torch.randint(VOCABULARY, (batch, 64)), y
 

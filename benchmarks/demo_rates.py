@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from dome_lab.paper.demo import Config, runs
-from dome_lab.paper.mending import mend
-from dome_lab.paper.rows import TRAINING, append_run, read_runs, record_session
+from dome_lab.paper.rows import TRAINING, append_run, mend, read_runs, record_session
 from dome_lab.paper.run import Run
 from dome_lab.paper.train import compute_run
 from dome_lab.paper.tuning import Grid, search

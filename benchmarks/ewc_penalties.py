@@ -20,8 +20,7 @@ import torch
 
 from dome_lab.paper.continual import compute_continual
 from dome_lab.paper.figures.tab03_continual import SCALES
-from dome_lab.paper.mending import mend
-from dome_lab.paper.rows import Row, append_run, read_runs
+from dome_lab.paper.rows import Row, append_run, mend, read_runs
 from dome_lab.paper.run import Run
 
 SEEDS = (100, 101, 102)

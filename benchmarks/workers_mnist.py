@@ -26,21 +26,21 @@ from torch.optim import Adam, Optimizer
 import dome
 from dome import GradientFilter
 from dome.compression import Compressor, GaussianSketch, HadamardSketch
-from dome_lab.paper.figures.fig03_mnist_compression import SCALES
-from dome_lab.paper.mending import mend
-from dome_lab.paper.models import MODELS
-from dome_lab.paper.randomness import (
+from dome_lab.paper.device import (
     FIRST_BASIS,
     INITIAL_WEIGHTS,
     SAMPLE_ORDER,
     SKETCH_NOISE,
     generator,
 )
+from dome_lab.paper.figures.fig03_mnist_compression import SCALES
+from dome_lab.paper.models import make_model
 from dome_lab.paper.rows import (
     TRAINING,
     Key,
     Row,
     append_run,
+    mend,
     read_runs,
     record_session,
 )
@@ -121,7 +121,7 @@ def _train(run: Run, way: str) -> Iterator[Row]:
     task = load_run_task(run)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(run.seed, INITIAL_WEIGHTS).initial_seed())
-        model = DistributedDataParallel(MODELS[run.model](task))
+        model = DistributedDataParallel(make_model(run.model, task))
     optimizer = Adam(model.parameters(), lr=run.lr)
     grad_filter = _attach(model, optimizer, run, way)
     order = generator(run.seed, SAMPLE_ORDER)

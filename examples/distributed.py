@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dome
 from dome.compression import HadamardSketch, TopK
-from dome_lab.paper.models.resnet8 import resnet8
-from dome_lab.paper.tasks.digits import digits
+from dome_lab.paper.models import resnet8
+from dome_lab.paper.tasks.images import digits
 
 RANK, BATCH = 32, 32  # directions removed; samples a step, of all workers together
 RATE = 1000

@@ -24,8 +24,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 
 import dome
-from dome_lab.paper.models.resnet8 import resnet8
-from dome_lab.paper.tasks.digits import digits
+from dome_lab.paper.models import resnet8
+from dome_lab.paper.tasks.images import digits
 
 RANK, BATCH = 16, 64  # directions removed; samples a step, of all workers together
 PARTS = 4  # micro-batches of a worker: with the workers they are the samples of a step

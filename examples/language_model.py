@@ -22,7 +22,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import dome
 from dome_lab.paper.tasks import load_task
-from dome_lab.paper.tasks.words import LENGTH, PADDING
+from dome_lab.paper.tasks.texts import LENGTH, PADDING
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--width", type=int, default=64)
@@ -101,5 +101,5 @@ with torch.no_grad():
     test = loss_of(texts.test_x[:128])
 print(f"loss of the next word {loss:.2f}, on test texts {test:.2f}")
 print(f"of the gradient's norm, {grad_filter.stats.kept_norm:.3f} is kept")
-report = [sys.executable, "-m", "dome_lab.cli", "report", str(rows)]
+report = [sys.executable, "-m", "dome_lab", "report", str(rows)]
 subprocess.run(report, check=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dome_lab.paper.claims import Claim
 from dome_lab.paper.figures import caption, full_name, short_name
-from dome_lab.report.claims_markdown import (
+from dome_lab.report.claims import (
     claims_markdown,
     read_claims,
     scales_markdown,

@@ -21,7 +21,7 @@ def prepare():
     run(sys.argv[5], "before the fork")  # for what it imports
     for name in ("dome.distributed", "dome_lab.paper.train"):
         import_module(name)
-    task = import_module("dome_lab.paper.tasks.digits")
+    task = import_module("dome_lab.paper.tasks.images")
     few = Selection(num_train=256, num_test=100)
     task.digits = partial(task.digits, selection=few)
 

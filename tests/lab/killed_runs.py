@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from dome_lab.paper import resuming
+from dome_lab.paper import jobs
 from dome_lab.paper.jobs import Job, _stored_rows
 from dome_lab.paper.rows import read_rows
 from dome_lab.paper.run import Run
@@ -75,7 +75,7 @@ def whole(folder):
 def main(root):
     torch.set_num_threads(1)
     # Once, and not by every fork: git is asked, and what takes long to import is.
-    resuming._code()
+    jobs._code()
     import_module("torch._dynamo")
     load_run_task(JOB.run)
     moments = random.Random(35)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from dome_lab.paper import rows as stored
 from dome_lab.paper.lock import locked
-from dome_lab.paper.mending import mend
-from dome_lab.paper.rows import append_run, read_runs, record_session, write_text
+from dome_lab.paper.rows import append_run, mend, read_runs, record_session, write_text
 from dome_lab.paper.run import Run
 
 NUM_RUNS, NUM_ROWS = 4, 3

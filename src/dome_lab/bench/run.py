@@ -1,13 +1,117 @@
 """Asks questions one after the other and writes each answer when it is there."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from __future__ import annotations
 
-from dome_lab.bench import results
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
 from dome_lab.bench.questions import load
-from dome_lab.bench.tables import TextTable
+from dome_lab.paper.rows import provenance, write_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Headings and rows of text.
+
+    Attributes:
+        title: What the numbers are.
+        headings: One a column; the first column is words, the others are numbers.
+        rows: As many texts as there are headings, each.
+        notes: Sentences below it.
+    """
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+    def markdown(self) -> str:
+        """The table as Markdown, title above and notes below."""
+        rule = ["---", *["---:"] * (len(self.headings) - 1)]
+        lines = [_line(cells) for cells in (self.headings, rule, *self.rows)]
+        below = "".join(f"\n{note}\n" for note in self.notes)
+        return f"**{self.title}**\n\n" + "\n".join(lines) + "\n" + below
+
+    def rich(self) -> Table:
+        """The table for a terminal."""
+        from rich import box
+        from rich.table import Table
+
+        table = Table(title=self.title, title_justify="left", box=box.SIMPLE_HEAD)
+        for i, heading in enumerate(self.headings):
+            table.add_column(heading, justify="right" if i else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration with three digits; in seconds from one upwards."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
+def percent(share: float) -> str:
+    """A share, in whole per cent; tenths below ten."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+Row = dict[str, Any]
+
+
+def machine(device: str = "cpu") -> Row:
+    """Versions, commit, processor, cores and threads; the GPU if it did the work."""
+    threads = torch.get_num_threads()
+    facts = provenance() | {"processor": _processor(), "threads": threads}
+    if torch.device(device).type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return facts
+
+
+def save(
+    folder: Path, question: str, config: object, seconds: float, rows: list[Row]
+) -> Path:
+    """Write the rows and what made them; whole or not at all."""
+    facts: Mapping[str, Any] = {
+        "question": question,
+        "config": asdict(config),  # type: ignore[call-overload] # Config of a question
+        "machine": machine(getattr(config, "device", "cpu")),
+        "seconds": round(seconds, 1),
+        "rows": rows,
+    }
+    path = folder / f"{question}.json"
+    write_text(path, json.dumps(facts, indent=1) + "\n")
+    return path
+
+
+def save_table(folder: Path, question: str, table: TextTable) -> Path:
+    """Write the table as Markdown, to be pasted."""
+    path = folder / f"{question}.md"
+    write_text(path, table.markdown())
+    return path
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()
+
 
 Tell = Callable[[str, float], None]
 
@@ -63,8 +167,8 @@ def _answer(name: str, scale: str, folder: Path, tell: Tell, device: str) -> Ans
     rows = question.compute(config, tell)
     table = question.table(rows)
     paths = (
-        results.save(folder, name, config, time.perf_counter() - start, rows),
-        results.save_table(folder, name, table),
+        save(folder, name, config, time.perf_counter() - start, rows),
+        save_table(folder, name, table),
     )
     return Answer(name, table, paths)
 

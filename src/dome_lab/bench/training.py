@@ -14,8 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import dome
 from dome_lab.bench.paper_recipe import PaperRecipe
-from dome_lab.paper.models.resnet8 import resnet8
-from dome_lab.paper.models.resnet18 import resnet18
+from dome_lab.paper.models import resnet8, resnet18
 
 # Inputs that are repeated: many more than there are directions, or the samples would
 # not determine the basis, which takes another, dearer path.

@@ -64,7 +64,7 @@ def command(
 
 def _check_files(names: list[str], out: Path) -> None:
     """Find out now whether a file of others has a name that we need."""
-    from dome_lab.paper.outputs import check_own, is_answer
+    from dome_lab.paper.rows import check_own, is_answer
 
     for name in names:
         answer = out / f"{name}.json"

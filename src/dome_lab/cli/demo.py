@@ -57,7 +57,7 @@ def command(
         check_folder(out)
         from dome_lab.paper import demo as experiment
         from dome_lab.paper.lock import locked
-        from dome_lab.paper.outputs import check_own, is_page, is_picture
+        from dome_lab.paper.rows import check_own, is_page, is_picture
         from dome_lab.report.page import REPORT_FILE
 
         with users_values():
@@ -104,7 +104,7 @@ def _compute(plan: Plan) -> None:
 
 def _conclude(plan: Plan) -> None:
     from dome_lab.paper.comparison import compare
-    from dome_lab.paper.pictures import save_picture
+    from dome_lab.paper.drawing import save_picture
     from dome_lab.report.demo_figure import draw
     from dome_lab.report.demo_text import sentence, table
     from dome_lab.report.page import REPORT_FILE, write_report

@@ -48,7 +48,7 @@ def command(
     Takes what dome demo, dome reproduce and dome train wrote, and rows of your own.
     """
     with one_line_errors(context, "no page was written"):
-        from dome_lab.paper.outputs import check_apart, check_own, is_page
+        from dome_lab.paper.rows import check_apart, check_own, is_page
         from dome_lab.report.page import REPORT_FILE, write_report
         from dome_lab.report.sections import file_sections, read_by
 

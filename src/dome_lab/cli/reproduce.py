@@ -93,7 +93,7 @@ def command(
 
 def _check_files(names: list[str], folder: Path) -> None:
     """Find out now whether a file of others has a name that we need."""
-    from dome_lab.paper import outputs
+    from dome_lab.paper import rows as outputs
     from dome_lab.paper.reproduce import CLAIMS_FILE, PICTURES
     from dome_lab.paper.rows import meta_path
     from dome_lab.report.page import REPORT_FILE
@@ -145,7 +145,7 @@ def _modules(names: list[str], scale: str, asked: list[str]) -> dict[str, Figure
 
 def _show_list(names: list[str]) -> None:
     from dome_lab.paper.figures import caption, load_figure, short_name
-    from dome_lab.report.claims_text import figure_table
+    from dome_lab.report.claims import figure_table
 
     captions = {short_name(name): caption(name) for name in names}
     numbers = {
@@ -272,7 +272,7 @@ def _draw(plan: Plan) -> None:
 
 def _show_conclusions(conclusions: list[Conclusion], plan: Plan) -> None:
     from dome_lab.paper.reproduce import CLAIMS_FILE
-    from dome_lab.report.claims_text import claims_table, summary
+    from dome_lab.report.claims import claims_table, summary
 
     if not conclusions:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,9 +23,30 @@ from dome_lab.cli.screen import (
 from dome_lab.interrupts import working
 
 if TYPE_CHECKING:
-    from dome_lab.paper.resuming import StateFile
+    from dome_lab.paper.jobs import StateFile
     from dome_lab.paper.rows import Row
     from dome_lab.paper.run import Run
+
+# Heading, column of the row, and how a number is written.
+_COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("epoch", "epoch", "{:.0f}".format),
+    ("train loss", "train_loss", "{:.4f}".format),
+    ("test loss", "test_loss", "{:.4f}".format),
+    ("accuracy", "test_accuracy", "{:.2%}".format),
+    ("macro-F1", "test_macro_f1", "{:.4f}".format),
+    ("norm kept", "kept_norm", "{:.3f}".format),
+    ("fraction", "fraction", "{:.3f}".format),
+    ("seconds", "seconds", "{:.1f}".format),
+)
+
+
+def _line(row: Row) -> str:
+    """A row, under the headings; a dash for what is not a number."""
+    values = ((title, row[column], write) for title, column, write in _COLUMNS)
+    return "  ".join(
+        (write(v) if isinstance(v, int | float) else "-").rjust(len(title))
+        for title, v, write in values
+    )
 
 
 def command(
@@ -120,8 +142,8 @@ def command(
         use_data(data_dir)
         import torch
 
-        from dome_lab.paper.heap import keep_what_steps_free
         from dome_lab.paper.run import Run
+        from dome_lab.paper.workers import keep_what_steps_free
 
         keep_what_steps_free()
         torch.set_num_threads(threads)
@@ -155,8 +177,8 @@ def command(
 
 
 def _train(run: Run, out: Path | None) -> None:
+    from dome_lab.paper.jobs import StateFile
     from dome_lab.paper.lock import locked
-    from dome_lab.paper.resuming import StateFile
 
     if out is None:
         _rows(run, None)
@@ -178,7 +200,7 @@ def _train(run: Run, out: Path | None) -> None:
 
 
 def _state_path(run: Run, out: Path) -> Path:
-    from dome_lab.paper.resuming import digest_of
+    from dome_lab.paper.jobs import digest_of
     from dome_lab.paper.rows import TRAINING
 
     return out.with_name(f"{out.name}.{digest_of((TRAINING, run))}.state")
@@ -187,8 +209,7 @@ def _state_path(run: Run, out: Path) -> Path:
 def _stored(run: Run, out: Path) -> list[Row] | None:
     """The rows of the run if it is in the file, which is mended first."""
     from dome_lab.paper.lock import PATIENCE, locked
-    from dome_lab.paper.mending import mend
-    from dome_lab.paper.rows import TRAINING, read_runs
+    from dome_lab.paper.rows import TRAINING, mend, read_runs
 
     with locked(out.parent, patience=PATIENCE), users_values():
         mend(out)
@@ -208,7 +229,6 @@ def _store(rows: list[Row], out: Path) -> None:
 def _rows(run: Run, state: StateFile | None) -> list[Row]:
     from dome_lab.cli.progress import simple_bar
     from dome_lab.paper.train import compute_run
-    from dome_lab.report.train_text import line
 
     rows = [] if state is None else list(state.rows)
     if rows:
@@ -232,14 +252,14 @@ def _rows(run: Run, state: StateFile | None) -> list[Row]:
         _show(rows)
         for row in computed if first is None else chain([first], computed):
             rows.append(row)
-            console.print(line(row))
+            console.print(_line(row))
     return rows
 
 
 def _show(rows: list[Row]) -> None:
-    from dome_lab.report.train_text import heading, line
-
-    console.print("\n".join([heading(), *map(line, rows)]))
+    console.print(
+        "\n".join(["  ".join(title for title, _, _ in _COLUMNS), *map(_line, rows)])
+    )
 
 
 def _check_file(out: Path | None) -> None:
@@ -249,8 +269,7 @@ def _check_file(out: Path | None) -> None:
     if out.is_dir():
         raise UserError(f"--out {out} is a folder: give a file")
     check_folder(out.absolute().parent)
-    from dome_lab.paper.outputs import check_own, is_noted
-    from dome_lab.paper.rows import meta_path
+    from dome_lab.paper.rows import check_own, is_noted, meta_path
 
     with users_values():
         check_own(meta_path(out), is_noted)

@@ -1,25 +1,150 @@
-"""What a run does to the gradient between ``backward()`` and ``optimizer.step()``.
+"""What a run does to the gradient between ``backward()`` and the optimizer's step.
 
 Shapes: g (D,) the batch gradient, U (D, K) the tracked basis.
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 import dome
+from dome.compression import (
+    QSGD,
+    Compressor,
+    ErrorFeedback,
+    GaussianSketch,
+    HadamardSketch,
+    PowerSGD,
+    RandomK,
+    SignSGD,
+    TernGrad,
+    TopK,
+)
+from dome.compression.message import FRONT_BYTES
 from dome.parameters import Layout
-from dome_lab.paper.compressors import make_compressor, times_fewer_bits
-from dome_lab.paper.controls import control_of
-from dome_lab.paper.outliers import CURVATURE_SAMPLES, HessianOutliers
-from dome_lab.paper.randomness import FIRST_BASIS, generator
+from dome_lab.paper.controls import CURVATURE_SAMPLES, HessianOutliers, control_of
+from dome_lab.paper.device import FIRST_BASIS, SKETCH_NOISE, generator
 from dome_lab.paper.run import Run
-from dome_lab.paper.tasks.selection import some_samples
-from dome_lab.paper.tasks.task import Task
+from dome_lab.paper.tasks.selection import Task, some_samples
+
+
+# An optimizer of its own because what a run does to the gradient is hooked onto one.
+class AveragingMomentum(Optimizer):
+    """Momentum as an average, bias-corrected, as Algorithm 1 has it.
+
+        m ← β m + (1 − β) g,   θ ← θ − lr · m / (1 − βᵗ)
+
+    torch's SGD sums instead, m ← β m + g, so that its steps are 1 / (1 − β) times as
+    long once it is under way: ten times at β = 0.9.
+
+    Args:
+        params: The parameters.
+        lr: Learning rate.
+        momentum: β, in [0, 1); 0 is SGD without momentum.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    # The base class declares what a closure returns in a way that allows no better.
+    @torch.no_grad()
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Take a step by the gradients that are there."""
+        if closure is not None:
+            raise ValueError("this optimizer takes no closure: call backward() before")
+        for group in self.param_groups:
+            beta = group["momentum"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"], state["average"] = 0, torch.zeros_like(parameter)
+                state["step"] += 1
+                state["average"].lerp_(parameter.grad, 1 - beta)
+                correction = 1 - beta ** state["step"]
+                parameter.sub_(state["average"], alpha=group["lr"] / correction)
+
+
+def make_optimizer(model: nn.Module, run: Run) -> Optimizer:
+    """The optimizer of a run."""
+    if run.optimizer == "adam":
+        return Adam(model.parameters(), lr=run.lr)
+    if run.optimizer == "ema":
+        return AveragingMomentum(model.parameters(), run.lr, run.momentum)
+    return SGD(model.parameters(), lr=run.lr, momentum=run.momentum)
+
+
+NUMBER_BITS = 32
+FRONT_BITS = 8 * FRONT_BYTES  # of every message, not counted here
+ROUNDING = 64  # a message ends with a whole number, and with a whole byte
+MOST_RANK = 16  # of PowerSGD
+LEVELS = (127, 63, 31, 15, 7, 3, 1)  # of QSGD: as many bits less one
+
+
+def make_compressor(run: Run, layout: Layout) -> Compressor | None:
+    """What a run compresses the flat gradient with; None if it does not."""
+    if run.rate is None:
+        return None
+    if run.compressor == "gaussian":
+        noise = generator(run.seed, SKETCH_NOISE, layout.device)
+        return GaussianSketch(run.rate, generator=noise)
+    seed = generator(run.seed, SKETCH_NOISE).initial_seed()
+    most = NUMBER_BITS * layout.dim / run.rate
+    return _largest(_FAMILIES[run.compressor](run.rate, layout, seed), layout, most)
+
+
+def times_fewer_bits(compressor: Compressor, dim: int) -> float:
+    """How many times fewer bits the numbers in a message have, for D numbers."""
+    return NUMBER_BITS * dim / _bits(compressor, dim)
+
+
+def _largest(choices: Iterable[Compressor], layout: Layout, most: float) -> Compressor:
+    """The first of some compressors, from large messages to small, that fits."""
+    bits = 0
+    for compressor in choices:
+        bits = _bits(compressor, layout.dim)
+        if bits <= most + ROUNDING:
+            return compressor
+    raise ValueError(
+        f"{compressor!r} sends {bits:,} bits for {layout.dim:,} numbers, which is "
+        f"more than the {most:,.0f} of this rate: choose a rate of at most "
+        f"{NUMBER_BITS * layout.dim / bits:.3g}"
+    )
+
+
+def _bits(compressor: Compressor, dim: int) -> int:
+    return compressor.num_bits(dim) - FRONT_BITS
+
+
+def _top(rate: float, layout: Layout, _: int) -> Iterable[Compressor]:
+    index_bits = max(1, (layout.dim - 1).bit_length())
+    return [ErrorFeedback(TopK(rate * (1 + index_bits / NUMBER_BITS)))]
+
+
+def _powers(_: float, layout: Layout, seed: int) -> Iterable[Compressor]:
+    shapes = [slot.shape for slot in layout.slots]
+    ranks = range(MOST_RANK, 0, -1)
+    return [ErrorFeedback(PowerSGD(shapes, rank, seed=seed)) for rank in ranks]
+
+
+_Family = Callable[[float, Layout, int], Iterable[Compressor]]
+_FAMILIES: dict[str, _Family] = {
+    "hadamard": lambda rate, _, seed: [HadamardSketch(rate, seed=seed)],
+    "randomk": lambda rate, _, seed: [RandomK(rate, seed=seed)],
+    "randomk+feedback": lambda rate, _, seed: [ErrorFeedback(RandomK(rate, seed=seed))],
+    "topk+feedback": _top,
+    "signsgd+feedback": lambda *_: [ErrorFeedback(SignSGD())],
+    "terngrad": lambda _, __, seed: [TernGrad(seed=seed)],
+    "qsgd": lambda _, __, seed: [QSGD(levels, seed=seed) for levels in LEVELS],
+    "powersgd+feedback": _powers,
+}
 
 
 class Arm:

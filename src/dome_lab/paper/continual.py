@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 import dome
 from dome.continual import EWC
-from dome_lab.paper.optimizers import make_optimizer
-from dome_lab.paper.randomness import FIRST_BASIS, SAMPLE_ORDER, generator
+from dome_lab.paper.arms import make_optimizer
+from dome_lab.paper.device import FIRST_BASIS, SAMPLE_ORDER, generator
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, Run
 from dome_lab.paper.tasks import Task

@@ -19,9 +19,17 @@ from pathlib import Path
 
 from dome_lab.paper.device import device_name
 from dome_lab.paper.jobs import Event, Job, compute_jobs
-from dome_lab.paper.mending import has_ours, mend
-from dome_lab.paper.outputs import check_own, is_noted
-from dome_lab.paper.rows import Key, Row, meta_path, read_runs, record_session
+from dome_lab.paper.rows import (
+    Key,
+    Row,
+    check_own,
+    has_ours,
+    is_noted,
+    mend,
+    meta_path,
+    read_runs,
+    record_session,
+)
 from dome_lab.paper.run import Run
 from dome_lab.paper.train import compute_run
 

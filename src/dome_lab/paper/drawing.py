@@ -1,18 +1,65 @@
-"""The look all figures share: arms told apart by colour and dash, intervals shaded."""
+"""The look all figures share: arms told apart by colour and dash, intervals shaded.
 
+Points are values at the end of training: seeds as dots, mean and t interval as a bar.
+"""
+
+import io
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from dome_lab.paper.names import name_of
+from dome.files import write_bytes
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run, Value
-from dome_lab.paper.statistics import Array, Band
+from dome_lab.paper.statistics import Array, Band, ends, student_band
+
+NAMES = {
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "tiny_imagenet": "Tiny ImageNet",
+    "dbpedia": "DBPedia-Classes L2",
+    "made_text": "made-up text",
+    "relu_mlp": "MLP",
+    "resnet8": "ResNet-8",
+    "resnet18": "ResNet-18",
+    "transformer": "3-layer Transformer",
+    "gaussian": "Gaussian sketch",
+    "hadamard": "Hadamard sketch",
+    "randomk": "random-k",
+    "randomk+feedback": "random-k, feedback",
+    "topk+feedback": "top-k, feedback",
+    "signsgd+feedback": "signs, feedback",
+    "terngrad": "TernGrad",
+    "qsgd": "QSGD",
+    "powersgd+feedback": "PowerSGD, feedback",
+    "tanh_cnn": "small tanh CNN",
+    "mlp": "MLP",
+    "sgd": "SGD",
+    "ema": "averaging momentum",
+    "adam": "Adam",
+}
+
+
+def name_of(value: Value) -> str:
+    """A value as it is read: "MNIST" for "mnist", "all" for None, 1,000 for 1000."""
+    if value is None:
+        return "all"
+    if isinstance(value, str):
+        return NAMES.get(value, value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def subset_name(task: Value, num_classes: Value) -> str:
+    """A task's name, with its number of classes if it is not that of all."""
+    return name_of(task) + ("" if num_classes is None else f", {num_classes} classes")
+
 
 # Two of Okabe and Ito's colours, told apart with any colour vision.
 COLOURS = {PLAIN: "#D55E00", FILTERED: "#0072B2"}
@@ -223,3 +270,80 @@ def _listed(values: Sequence[Value]) -> str:
     if len(values) > 2 and all(isinstance(v, int | float) for v in values):
         return f"{name_of(values[0])} to {name_of(values[-1])}"
     return ", ".join(map(name_of, values))
+
+
+SEED_DOT: dict[str, Any] = {
+    "linestyle": "none",
+    "marker": ".",
+    "markersize": 4,
+    "alpha": 0.5,
+    "zorder": 2,
+}
+
+Seeds = Sequence[float]  # one value a seed
+
+
+def end_values(rows: Sequence[Row], column: str = "test_accuracy") -> list[float]:
+    """The value after the last epoch of each seed."""
+    return list(ends(rows, column).values())
+
+
+def point_band(values: Sequence[Seeds]) -> Band:
+    """Means of several points and their 95 % t intervals."""
+    bands = [student_band(np.asarray(seeds)[:, None]) for seeds in values]
+    return Band(
+        np.concatenate([band.mean for band in bands]),
+        np.concatenate([band.low for band in bands]),
+        np.concatenate([band.high for band in bands]),
+    )
+
+
+def draw_points(
+    axes: Axes,
+    x: Sequence[float],
+    values: Sequence[Seeds],
+    colour: str,
+    **style: Any,  # noqa: ANN401 - matplotlib's own
+) -> None:
+    """Points beside each other.
+
+    Args:
+        axes: Where.
+        x: Where each point is.
+        values: The seeds of each point.
+        colour: Of all of them.
+        **style: Of the line through the means.
+    """
+    band = point_band(values)
+    for place, seeds in zip(x, values, strict=True):
+        axes.plot([place] * len(seeds), seeds, color=colour, **SEED_DOT)
+    bars = [band.mean - band.low, band.high - band.mean]
+    look: dict[str, Any] = {"markersize": 3.5, "linewidth": 1.1, "capsize": 2}
+    axes.errorbar(
+        x, band.mean, yerr=bars, color=colour, elinewidth=0.8, **(look | style)
+    )
+
+
+def draw_lines(
+    axes: Axes,
+    values: Sequence[Seeds],
+    y: Array,
+    colours: Sequence[str],
+    name: str | None = None,
+) -> None:
+    """Points one below the other, each on a line of its own."""
+    band = point_band(values)
+    axes.hlines(y, band.low, band.high, colors=colours, linewidth=1.2)
+    axes.scatter(band.mean, y, c=colours, s=14, zorder=3, label=name)
+    for height, seeds, colour in zip(y, values, colours, strict=True):
+        axes.plot(seeds, [height] * len(seeds), color=colour, **SEED_DOT)
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write a figure in the format its name ends with; the same bytes every time."""
+    kind = path.suffix.removeprefix(".")
+    # A date would make every drawing of the same rows a different file.
+    metadata = {"CreationDate": None} if kind == "pdf" else None
+    drawn = io.BytesIO()  # in memory: what draws does not notice a disk that is full
+    figure.savefig(drawn, format=kind, metadata=metadata)
+    write_bytes(path, drawn.getvalue())

@@ -17,8 +17,8 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import TensorDataset
 
 import dome
-from dome_lab.paper.optimizers import make_optimizer
-from dome_lab.paper.randomness import SAMPLE_ORDER, generator
+from dome_lab.paper.arms import make_optimizer
+from dome_lab.paper.device import SAMPLE_ORDER, generator
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
 from dome_lab.paper.tasks import Task

@@ -12,21 +12,18 @@ figures that need the same run share it.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dome_lab.paper.claims import Claim, not_evidence, write_claims
 from dome_lab.paper.device import device_name
-from dome_lab.paper.figures import FigureModule, short_name
+from dome_lab.paper.drawing import save_picture
+from dome_lab.paper.figures import FigureModule, runs_so_far, short_name
 from dome_lab.paper.jobs import Event, Job, compute_jobs
 from dome_lab.paper.lock import PATIENCE, locked
-from dome_lab.paper.mending import mend
-from dome_lab.paper.pictures import save_picture
-from dome_lab.paper.rows import Key, Row, read_runs, record_session, seconds_of
+from dome_lab.paper.rows import Key, Row, mend, read_runs, record_session, seconds_of
 from dome_lab.paper.run import Run
-from dome_lab.paper.stages import runs_so_far
 from dome_lab.paper.train import load_run_task
 from dome_lab.paper.workers import run_all
 
@@ -108,7 +105,7 @@ class PlannedFigure:
         return sum(job.key not in found for job in self.all_jobs(found))
 
     def all_jobs(self, found: Mapping[Key, list[Row]]) -> tuple[Job, ...]:
-        """Its runs as far as the rows that are there can tell, see ``stages.py``."""
+        """Its runs as far as the rows that are there can tell."""
         return _jobs(self.name, self.module, self.module.SCALES[self.scale], found)
 
     def parts(self, found: Mapping[Key, list[Row]]) -> Parts:
@@ -301,12 +298,12 @@ def _jobs(
     config: Any,  # noqa: ANN401 (the module's own)
     found: Mapping[Key, list[Row]],
 ) -> tuple[Job, ...]:
+    """The runs of a configuration, with those that finished ones call for."""
+
     def rows_of(run: Run) -> list[Row] | None:
         return found.get(Job(name, run, module.compute_run).key)
 
-    later = getattr(module, "later_runs", None)
-    later_runs = None if later is None else partial(later, config)
-    runs = runs_so_far(module.runs(config), later_runs, rows_of)
+    runs = runs_so_far(module, config, rows_of)
     return tuple(Job(name, run, module.compute_run) for run in runs)
 
 

@@ -3,7 +3,9 @@
 Every row carries all that its run depends on, so a file needs no index: a run that is
 wanted is either in it or not. A run's rows are appended in one piece when the run is
 over, each with their number (``of``), so that a job killed at any moment loses the runs
-under way and nothing else (``mending.py`` says what becomes of torn and broken lines).
+under way and nothing else. Before rows are added the end that a killed process left is
+cut off (``mend``). A line in the middle that is not a row is refused by its number.
+A command replaces only files that it wrote itself (``check_own``).
 """
 
 import json
@@ -13,14 +15,82 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from importlib.metadata import version
 from pathlib import Path
 
 from dome.files import append_bytes, write_bytes
-from dome_lab.paper.outputs import check_own, is_noted
 from dome_lab.paper.run import Run, Value
+
+PAGE = b"Page written by dome"  # at the end of every report
+_DRAWN_BY = b"atplotlib"  # in every PNG and PDF of ours
+
+
+def check_own(
+    path: Path, is_own: Callable[[bytes], bool], *, way_out: str = ""
+) -> None:
+    """Refuse to replace a file that a command did not write.
+
+    Args:
+        path: What is about to be written.
+        is_own: Tells by the content of a file.
+        way_out: What else the user may do, in words.
+    """
+    if path.exists() and not is_own(path.read_bytes()):
+        raise ValueError(
+            f"{path} was not written by dome: move it away, or name another place"
+            f"{way_out}"
+        )
+
+
+def check_apart(path: Path, sources: Iterable[Path]) -> None:
+    """Refuse to replace what is read, by whatever name."""
+    for source in sources:
+        if path.exists() and source.exists() and path.samefile(source):
+            raise ValueError(
+                f"--out {path} is what the page is made of: name another file"
+            )
+
+
+def is_page(content: bytes) -> bool:
+    """Whether a file is a report."""
+    return PAGE in content
+
+
+def is_picture(content: bytes) -> bool:
+    """Whether a file is a figure that was drawn."""
+    return _DRAWN_BY in content
+
+
+def is_noted(content: bytes) -> bool:
+    """Whether a file is what is noted beside rows; a damaged one may be replaced."""
+    try:
+        facts = json.loads(content)
+    except ValueError:
+        return True
+    return isinstance(facts, dict) and isinstance(facts.get("made_with"), list)
+
+
+def is_claims(content: bytes) -> bool:
+    """Whether a file is a list of verdicts."""
+    try:
+        claims = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(claims, list) and all(
+        isinstance(claim, dict) and "verdict" in claim for claim in claims
+    )
+
+
+def is_answer(content: bytes) -> bool:
+    """Whether a file has the numbers of ``dome bench``."""
+    try:
+        facts = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(facts, dict) and {"question", "machine", "rows"} <= facts.keys()
+
 
 Row = dict[str, Value]
 Key = tuple[str, Run]  # what made the rows (a module's name), and of which run
@@ -237,3 +307,112 @@ def _sessions(meta: Path) -> list[object]:
         return []
     sessions = facts.get("made_with") if isinstance(facts, dict) else None
     return sessions if isinstance(sessions, list) else []
+
+
+MOST_TOLD = 5  # numbers of lines
+_EMPTY = b"\0 \t\r\n"  # a crashed disk may leave zeros for what was not written
+_FIRST = b'{"task": '  # how a row of ours begins
+
+
+def mend(path: Path) -> None:
+    """Leave whole runs in a file; ``ValueError`` if a line in the middle is broken.
+
+    Nobody else may be writing to it. A file that has no row of ours is refused, unless
+    it is the beginning of the first one.
+    """
+    content = path.read_bytes() if path.exists() else b""
+    lines = content.splitlines(keepends=True)
+    rows = _without_torn_end(lines)
+    if not _has_ours(content, rows):
+        raise ValueError(
+            f"{path} has no rows in it that dome wrote: move it away, or name another"
+        )
+    num_kept = len(rows) - _num_torn(rows)
+    if broken := _broken(lines, rows):
+        gone = sorted({*broken, *_lacking(rows[:num_kept])})
+        raise ValueError(
+            f"{path}, {_listed(broken)} cannot be read: delete {_listed(gone)} "
+            f"(whose runs are then computed again), or move the file away"
+        )
+    if (end := sum(map(len, lines[:num_kept]))) < len(content):
+        os.truncate(path, end)
+
+
+def broken_notes(path: Path) -> list[str]:
+    """What cannot be read in a file that is only looked at, in words; none if all can.
+
+    The end that a killed process left, or that is being written, is not counted.
+    """
+    lines = path.read_bytes().splitlines(keepends=True)
+    broken = _broken(lines, _without_torn_end(lines))
+    if not broken:
+        return []
+    return [f"{path.name}, {_listed(broken)} cannot be read; the rest is used."]
+
+
+def _without_torn_end(lines: Sequence[bytes]) -> list[Row | None]:
+    rows = [parse(line) for line in lines]
+    while rows and rows[-1] is None and _is_torn(lines[len(rows) - 1]):
+        rows.pop()
+    return rows
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a write that was stopped may have left this at the end of a file."""
+    return not line.endswith(b"\n") or not line.strip(_EMPTY)
+
+
+def _is_first(content: bytes) -> bool:
+    """Whether these are the first bytes of a row of ours, or of nothing."""
+    start = content.strip(_EMPTY)
+    return start.startswith(_FIRST) or _FIRST.startswith(start)
+
+
+def has_ours(content: bytes) -> bool:
+    """Whether a file has a row of ours, or the beginning of the first one."""
+    return _has_ours(content, [parse(line) for line in content.splitlines(True)])
+
+
+def _has_ours(content: bytes, rows: Sequence[Row | None]) -> bool:
+    return any(map(_is_ours, rows)) or _is_first(content)
+
+
+def _is_ours(row: Row | None) -> bool:
+    return row is not None and NUM_ROWS in row and key_of(row) is not None
+
+
+def _broken(lines: Sequence[bytes], rows: Sequence[Row | None]) -> list[int]:
+    """Numbers of the lines that are no rows, from 1 on."""
+    pairs = enumerate(zip(lines, rows, strict=False), start=1)
+    return [n for n, (line, row) in pairs if row is None and line.strip()]
+
+
+def _lacking(rows: Sequence[Row | None]) -> list[int]:
+    """Numbers of the rows of ours whose run is not all there."""
+    places = [place for place, row in enumerate(rows) if row is not None]
+    there = [row for row in rows if row is not None]
+    found, start = [], 0
+    while start < len(there):
+        number = num_whole(there, start)
+        if _is_ours(there[start]) and not number:
+            found.append(places[start] + 1)
+        start += number or 1
+    return found
+
+
+def _num_torn(rows: Sequence[Row | None]) -> int:
+    """How many rows at the end are the beginning of a run that is not all there."""
+    alike: list[Row] = []
+    for row in reversed(rows):
+        if row is None or not same_run([row, *alike[:1]]):
+            break
+        alike.append(row)
+    number = alike[0].get(NUM_ROWS) if alike else None
+    return len(alike) % number if isinstance(number, int) and number > 0 else 0
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:MOST_TOLD]))
+    if len(numbers) > MOST_TOLD:
+        shown += f" and {len(numbers) - MOST_TOLD} more"
+    return f"line{'s' if len(numbers) > 1 else ''} {shown}"

@@ -84,7 +84,7 @@ class Run:
         batch_size: Samples a step; a short last batch is left out.
         epochs: Passes over the training samples.
         optimizer: "sgd", "adam", or "ema": momentum as a bias-corrected average, the
-            paper's Algorithm 1 (``optimizers.py``).
+            paper's Algorithm 1 (``arms.py``).
         lr: Learning rate.
         momentum: Of "sgd" and "ema".
         num_train: Take this many training samples, the same for every seed; None: all.

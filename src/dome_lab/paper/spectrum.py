@@ -35,8 +35,7 @@ from dome_lab.paper import drawing
 from dome_lab.paper.claims import Claim, above, below, claim
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import PLAIN, Run
-from dome_lab.paper.series import number
-from dome_lab.paper.statistics import Array, Band, student_band
+from dome_lab.paper.statistics import Array, Band, number, student_band
 from dome_lab.paper.tasks.selection import some_samples
 from dome_lab.paper.train import Keeper, trained_model
 

@@ -1,9 +1,11 @@
-"""Means over seeds and how far to trust them.
+"""Rows as numbers: curves and end values by seed, means and how far to trust them.
 
 Pictures and verdicts rest on Student t intervals. The paper's percentile bootstrap is
 far too narrow for a few seeds: of three it is hardly more than the smallest and the
 largest. Correlations are averaged after Fisher's z = artanh ρ, on which they scatter
 evenly, so that no interval reaches beyond [-1, 1].
+
+Shapes: S seeds, E epochs. What a row has no number for (None) is NaN here.
 """
 
 import math
@@ -13,6 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
+
+from dome_lab.paper.rows import Row
+from dome_lab.paper.run import Value
 
 CONFIDENCE = 0.95
 LEVEL = 1 - CONFIDENCE
@@ -238,3 +243,51 @@ def _variance(values: Sequence[float], mean: float) -> float:
 
 def _t_factor(freedom: int, confidence: float = CONFIDENCE) -> float:
     return float(stats.t.ppf((1 + confidence) / 2, df=freedom))
+
+
+Curves = dict[int, Array]  # the values of a column by epoch, shape (E,), by seed
+
+
+def select(rows: Sequence[Row], **columns: Value) -> list[Row]:
+    """The rows that have these values in these columns."""
+    wanted = columns.items()
+    return [row for row in rows if all(row[name] == value for name, value in wanted)]
+
+
+def distinct(rows: Sequence[Row], column: str) -> list[float]:
+    """The numbers in a column, sorted, each once."""
+    return sorted({number(row, column) for row in rows if row[column] is not None})
+
+
+def curves(rows: Sequence[Row], column: str) -> Curves:
+    """How a column went in the runs of each seed, epoch by epoch."""
+    ordered = sorted(rows, key=lambda row: (number(row, "seed"), number(row, "epoch")))
+    found: dict[int, list[float]] = {}
+    for row in ordered:
+        found.setdefault(int(number(row, "seed")), []).append(number(row, column))
+    return {seed: np.asarray(values) for seed, values in found.items()}
+
+
+def stacked(runs: Curves) -> Array:
+    """The curves of all seeds one below the other, shape (S, E)."""
+    return np.stack(list(runs.values()))
+
+
+def averages(rows: Sequence[Row], column: str) -> dict[int, float]:
+    """Mean over the epochs of each seed: the area under its curve."""
+    return {seed: float(run.mean()) for seed, run in curves(rows, column).items()}
+
+
+def ends(rows: Sequence[Row], column: str) -> dict[int, float]:
+    """The value after the last epoch of each seed."""
+    return {seed: float(run[-1]) for seed, run in curves(rows, column).items()}
+
+
+def number(row: Row, column: str) -> float:
+    """A number of a row, NaN for None."""
+    value = row[column]
+    if value is None:
+        return math.nan
+    if not isinstance(value, int | float):
+        raise ValueError(f"expected a number in column {column}, got {value!r}")
+    return float(value)

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 
 from dome_lab.paper import drawing
 from dome_lab.paper.claims import Claim, Finding, claim, paired
-from dome_lab.paper.points import draw_points, end_values
+from dome_lab.paper.drawing import draw_points, end_values
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
-from dome_lab.paper.series import distinct, ends, select
+from dome_lab.paper.statistics import distinct, ends, select
 
 EQUAL = 0.02  # accuracies this near count as similar
 LOW, HIGH = 10, 100  # rates up to the first are low, from the second on high

@@ -11,8 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dome_lab.paper.spectrum import spectra
-from dome_lab.report.groups import Group, removed_share
-from dome_lab.report.lines import FEWEST_SEEDS, is_spectrum, number
+from dome_lab.report.groups import (
+    FEWEST_SEEDS,
+    Group,
+    is_spectrum,
+    number,
+    removed_share,
+)
 from dome_lab.report.pairs import VERDICTS, Pair, end, interval_of, signed
 from dome_lab.report.sources import Trial
 

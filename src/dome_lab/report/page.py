@@ -20,10 +20,9 @@ from markupsafe import Markup
 from dome_lab.paper.claims import FAILS, HOLDS, NOT_EVIDENCE, UNDECIDED, Claim
 from dome_lab.paper.rows import provenance, write_text
 from dome_lab.report.answers import Answer, answers_of
-from dome_lab.report.claims_text import numbers
-from dome_lab.report.groups import MAIN, Group, Metric, groups_of, metrics_of
+from dome_lab.report.claims import numbers
+from dome_lab.report.groups import MAIN, Group, Line, Metric, groups_of, metrics_of
 from dome_lab.report.labels import shown, varying
-from dome_lab.report.lines import Line
 from dome_lab.report.pairs import VERDICTS, Pair, pairs_of, signed
 from dome_lab.report.sources import Section
 

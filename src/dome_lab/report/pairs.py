@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dome_lab.paper.statistics import Interval, interval_or_none, paired_changes
-from dome_lab.report.groups import Group
+from dome_lab.report.groups import FEWEST_SEEDS, Group, number
 from dome_lab.report.labels import other_fields
-from dome_lab.report.lines import FEWEST_SEEDS, number
 from dome_lab.report.sources import Trial
 
 COMPARED = {"test_accuracy", "train_loss"}

@@ -69,7 +69,7 @@ def wait_for_child(pid, word):
 
 
 def test_ctrl_c_stops_it_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "dome_lab.cli", "bench", "alone", "--full"]
+    command = [sys.executable, "-m", "dome_lab", "bench", "alone", "--full"]
     process = subprocess.Popen(
         [*command, "--out", str(tmp_path)],
         stdout=subprocess.PIPE,

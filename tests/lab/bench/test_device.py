@@ -5,7 +5,7 @@ import torch
 from simulated_device import AVAILABLE, register, simulated_device
 from typer.testing import CliRunner
 
-from dome_lab.bench import memory, results, timing
+from dome_lab.bench import memory, run, timing
 from dome_lab.bench.questions import load
 from dome_lab.bench.timing import CudaClock, clock_of
 from dome_lab.cli import app
@@ -100,8 +100,8 @@ def test_memory_of_a_gpu_is_that_of_its_tensors(monkeypatch):
 
 def test_the_gpu_is_among_the_facts(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"a {device}")
-    assert results.machine("cuda")["gpu"] == "a cuda"
-    assert "gpu" not in results.machine()
+    assert run.machine("cuda")["gpu"] == "a cuda"
+    assert "gpu" not in run.machine()
 
 
 def bench(*arguments):

@@ -5,7 +5,6 @@ import torch
 
 from dome.trackers import TRACKERS, StreamingPower
 from dome.trackers.basis import FactoredBasis
-from dome_lab.bench import hostile
 from dome_lab.bench.questions import soak
 
 
@@ -22,7 +21,7 @@ def test_hostile_updates_break_nothing():
     assert sum(row["num_updates"] for row in rows) >= 1_000
     # All kinds are among them, and not all that is hostile is left out.
     assert {row["tracker"] for row in rows} == set(TRACKERS)
-    assert {row["layout"] for row in rows} == set(hostile.LAYOUTS)
+    assert {row["layout"] for row in rows} == set(soak.LAYOUTS)
     assert {row["storage"] for row in rows} == {"float32", "float64", "bfloat16"}
     left_out = sum(row["num_left_out"] for row in rows)
     assert 0.02 < left_out / sum(row["num_updates"] for row in rows) < 0.4
@@ -63,8 +62,8 @@ FAULTS = {
 def test_a_planted_fault_is_found(fault, monkeypatch):
     words, owner, name, value = FAULTS[fault]
     monkeypatch.setattr(owner, name, value)
-    monkeypatch.setattr(hostile, "LAYOUTS", ("global",))
-    monkeypatch.setattr(hostile, "TRACKERS", {"power": StreamingPower})
+    monkeypatch.setattr(soak, "LAYOUTS", ("global",))
+    monkeypatch.setattr(soak, "TRACKERS", {"power": StreamingPower})
     _, broken = problems(300, seed=2)
     assert broken
     assert any(words in problem for problem in broken)
@@ -75,5 +74,5 @@ def test_what_broke_once_holds(world):
     # A direction 10⁻¹¹ as long as the first, mixed with one that was not there; seven
     # columns of which each has enough of its own, and all together have little.
     rng, found = Random(f"0 {world}"), soak.Found()
-    assert list(soak._live(hostile.draw_setting(rng), rng, found)) == []
+    assert list(soak._live(soak.draw_setting(rng), rng, found)) == []
     assert found.num_updates >= soak.UPDATES_A_WORLD

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from dome_lab.cli import app
 
-DOME = [sys.executable, "-m", "dome_lab.cli"]
+DOME = [sys.executable, "-m", "dome_lab"]
 QUICK = ["demo", "--quick"]
 
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from dome_lab.cli import app, reproduce
 from dome_lab.paper import figures
 from dome_lab.paper import reproduce as engine
+from dome_lab.paper.jobs import digest_of
 from dome_lab.paper.lock import locked
-from dome_lab.paper.resuming import digest_of
 from dome_lab.paper.rows import append_run, read_rows
 
 NAME = tiny_figure.NAME
@@ -157,7 +157,7 @@ def test_data_that_is_not_there_stops_it_before_anything_is_computed(
 def test_ctrl_c_stops_it_in_one_line(tmp_path):
     words = ["reproduce", "fig03", "--scale", "smoke", "--out", str(tmp_path)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "dome_lab.cli", *words],
+        [sys.executable, "-m", "dome_lab", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

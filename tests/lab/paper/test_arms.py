@@ -11,7 +11,7 @@ from dome.parameters import Layout
 from dome_lab.paper import arms
 from dome_lab.paper.arms import Arm
 from dome_lab.paper.run import Run
-from dome_lab.paper.tasks.task import Task
+from dome_lab.paper.tasks.selection import Task
 
 RUN = Run(task="", model="", seed=3, batch_size=8, epochs=1, rank=2)
 SHRINK = 0.5  # what the fake sketch does to what it is given

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dome.parameters import Layout
-from dome_lab.paper.compressors import make_compressor, times_fewer_bits
+from dome_lab.paper.arms import make_compressor, times_fewer_bits
 from dome_lab.paper.run import COMPRESSORS, Run
 
 RUN = Run(task="", model="", seed=3, batch_size=8, epochs=1, rate=15)

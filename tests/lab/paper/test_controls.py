@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 import dome
 from dome.parameters import Layout
 from dome_lab.paper.arms import Arm
-from dome_lab.paper.randomness import FIRST_BASIS, generator
+from dome_lab.paper.device import FIRST_BASIS, generator
 from dome_lab.paper.run import Run
 
 RUN = Run(task="", model="", seed=3, batch_size=8, epochs=1, optimizer="adam", rank=2)

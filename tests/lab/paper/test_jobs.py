@@ -7,10 +7,9 @@ import tiny_figure
 import torch
 
 from dome.files import DiskFullError
-from dome_lab.paper import jobs, resuming
-from dome_lab.paper.jobs import Job, compute_jobs
+from dome_lab.paper import jobs
+from dome_lab.paper.jobs import Job, StateFile, compute_jobs, digest_of
 from dome_lab.paper.lock import locked
-from dome_lab.paper.resuming import StateFile, digest_of
 from dome_lab.paper.rows import append_run, read_rows
 from dome_lab.paper.spectrum import compute_spectrum
 from dome_lab.paper.train import compute_run
@@ -92,7 +91,7 @@ def test_a_state_of_other_code_is_refused_and_says_what_to_do(tmp_path, made_wit
 
 
 def test_a_state_names_the_commit_that_wrote_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(resuming, "_code", lambda: "commit abc")
+    monkeypatch.setattr(jobs, "_code", lambda: "commit abc")
     path = stopped_after(tmp_path, 1)
     assert torch.load(path)["made_with"] == "commit abc, 1 threads"
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from dome_lab.paper import alignment, train
 from dome_lab.paper.alignment import compute_alignment
 from dome_lab.paper.run import Run
-from dome_lab.paper.tasks.task import Task
+from dome_lab.paper.tasks.selection import Task
 from dome_lab.paper.train import trained_model
 
 RUN = Run(task="noise", model="linear", seed=1, epochs=2, batch_size=8, rank=9)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dome_lab.paper.optimizers import AveragingMomentum, make_optimizer
+from dome_lab.paper.arms import AveragingMomentum, make_optimizer
 from dome_lab.paper.run import Run
 
 RUN = Run(task="digits", model="resnet8", seed=0, batch_size=8, epochs=1)

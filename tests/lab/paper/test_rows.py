@@ -2,11 +2,12 @@ import json
 
 import pytest
 
-from dome_lab.paper.mending import broken_notes, mend
 from dome_lab.paper.rows import (
     append_run,
+    broken_notes,
     finished_runs,
     key_of,
+    mend,
     meta_path,
     read_rows,
     read_runs,

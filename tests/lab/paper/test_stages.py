@@ -6,7 +6,6 @@ import pytest
 import tiny_figure
 
 from dome_lab.paper.reproduce import compute, conclude, make_plan
-from dome_lab.paper.stages import runs_so_far
 
 NAME = "ext90_staged"
 FIRST = tiny_figure.runs(tiny_figure.Config(num_seeds=1, epochs=1))
@@ -20,10 +19,6 @@ def later_runs(found):
     return [*wanted, *THIRD] if found.keys() >= set(SECOND) else wanted
 
 
-def rows_of_some(*runs):
-    return {run: [run.columns()] for run in runs}.get
-
-
 def staged_figure():
     names = ("SCALES", "compute_run", "draw", "judge", "__doc__")
     return SimpleNamespace(
@@ -33,23 +28,13 @@ def staged_figure():
     )
 
 
-def test_without_later_runs_the_first_are_all():
-    assert runs_so_far(FIRST, None, rows_of_some(*FIRST)) == FIRST
-
-
-def test_rows_that_are_there_ask_for_the_runs_of_later_stages():
-    assert runs_so_far(FIRST, later_runs, rows_of_some(FIRST[0])) == FIRST
-    assert runs_so_far(FIRST, later_runs, rows_of_some(*FIRST)) == SECOND + FIRST
-    there = rows_of_some(*FIRST, *SECOND)
-    assert set(runs_so_far(FIRST, later_runs, there)) == {*FIRST, *SECOND, *THIRD}
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_a_figure_goes_through_its_stages_in_one_go_and_again_after_a_stop(tmp_path):
     figure = {NAME: staged_figure()}
     plan = make_plan(figure, "smoke", tmp_path)
     assert [job.run for job in plan.missing] == FIRST
+    # The figure knows of more as soon as some are over.
     done = [e.job.run for e in compute(plan, num_workers=2) if e.stored]
     assert set(done) == {*FIRST, *SECOND, *THIRD}
     assert len(done) == 6

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dome
-from dome_lab.paper import subspace
-from dome_lab.paper.subspace import SubspaceWatch
+from dome_lab.paper import train
+from dome_lab.paper.train import SubspaceWatch
 
 D, K, B = 30, 3, 12
 
@@ -61,7 +61,7 @@ def test_without_a_filter_there_is_nothing_to_tell():
 
 
 def test_bases_too_large_to_copy_have_no_drift(tracker, monkeypatch):
-    monkeypatch.setattr(subspace, "MOST_MEMORY", D * K * 8 - 1)
+    monkeypatch.setattr(train, "MOST_MEMORY", D * K * 8 - 1)
     watch = SubspaceWatch()
     watch.look(Filter(tracker))
     looked = watch.look(Filter(tracker))

@@ -6,10 +6,9 @@ from sklearn.metrics import f1_score
 from torch import nn
 
 from dome.compression import GaussianSketch
-from dome_lab.paper import compressors, train
-from dome_lab.paper import training as under_way
+from dome_lab.paper import arms, train
 from dome_lab.paper.run import Run
-from dome_lab.paper.tasks.task import Task
+from dome_lab.paper.tasks.selection import Task
 from dome_lab.paper.train import compute_run, evaluate, trained_model, training
 
 RUN = Run(task="noise", model="recorder", seed=1, epochs=2, batch_size=8)
@@ -96,7 +95,7 @@ def test_arms_share_the_sketch_noise(removes, monkeypatch):
             drawn.append(torch.randn(vector.shape, generator=self._spied))
             return vector
 
-    monkeypatch.setattr(compressors, "GaussianSketch", Spy)
+    monkeypatch.setattr(arms, "GaussianSketch", Spy)
     rows_of(replace(RUN, rate=3.0))
     rows_of(replace(RUN, rate=3.0, rank=2, removes=removes))
     assert len(drawn) == 2 * NUM_STEPS
@@ -134,7 +133,7 @@ def test_plain_training_learns_what_can_be_learned(task, monkeypatch):
 
 def test_train_loss_is_the_mean_over_the_batches_of_the_epoch(monkeypatch):
     losses = []
-    original = under_way.cross_entropy
+    original = train.cross_entropy
 
     def recorded(output, y):
         loss = original(output, y)
@@ -142,7 +141,7 @@ def test_train_loss_is_the_mean_over_the_batches_of_the_epoch(monkeypatch):
             losses.append(loss.item())
         return loss
 
-    monkeypatch.setattr(under_way, "cross_entropy", recorded)
+    monkeypatch.setattr(train, "cross_entropy", recorded)
     rows = rows_of(RUN)
     for row, mine in zip(rows, (losses[:4], losses[4:]), strict=True):
         assert row["train_loss"] == pytest.approx(sum(mine) / 4, abs=0)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from dome_lab.paper.run import Run
-from dome_lab.paper.train import start
-from dome_lab.paper.training import Training
+from dome_lab.paper.train import Training, start
 
 WAYS = {
     "averaging momentum": {"optimizer": "ema", "momentum": 0.9, "rank": 2},

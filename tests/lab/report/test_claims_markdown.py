@@ -7,7 +7,7 @@ import pytest
 from dome_lab.paper.claims import Claim, write_claims
 from dome_lab.paper.figures import full_name, load_figure
 from dome_lab.paper.reproduce import make_plan
-from dome_lab.report.claims_markdown import (
+from dome_lab.report.claims import (
     claims_markdown,
     read_claims,
     scales_markdown,

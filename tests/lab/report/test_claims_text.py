@@ -3,7 +3,7 @@ import io
 from rich.console import Console
 
 from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED, Claim
-from dome_lab.report.claims_text import (
+from dome_lab.report.claims import (
     claims_table,
     figure_table,
     numbers,

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from dome_lab.paper.comparison import Arm, Comparison, compare
-from dome_lab.paper.pictures import save_picture
+from dome_lab.paper.drawing import save_picture
 from dome_lab.paper.statistics import Interval
 from dome_lab.report.demo_figure import draw, headline
 

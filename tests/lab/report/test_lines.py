@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dome_lab.report import lines
-from dome_lab.report.lines import line_of, spectra_of
+from dome_lab.report import groups
+from dome_lab.report.groups import line_of, spectra_of
 from dome_lab.report.sources import Trial
 
 
@@ -16,7 +16,7 @@ def trials(*seeds, column="loss", time="epoch"):
 
 
 def loss(row):
-    return lines.number(row.get("loss"))
+    return groups.number(row.get("loss"))
 
 
 def test_means_and_intervals_are_scipys_at_every_place():
@@ -45,7 +45,7 @@ def test_no_mean_where_a_seed_has_no_number(lost):
 
 
 def test_long_lines_are_averaged_over_neighbours(monkeypatch):
-    monkeypatch.setattr(lines, "MOST_POINTS", 3)
+    monkeypatch.setattr(groups, "MOST_POINTS", 3)
     line = line_of(trials([1.0, 3.0, None, 5.0, 9.0]), "epoch", loss)
     assert line.x == [1.5, 3.5, 5.0]
     assert line.mean == [2.0, 5.0, 9.0]
@@ -70,6 +70,6 @@ def test_a_row_an_eigenvalue_is_a_spectrum_too():
 
 
 def test_of_very_many_spectra_the_first_the_last_and_some_between(monkeypatch):
-    monkeypatch.setattr(lines, "MOST_SPECTRA", 3)
+    monkeypatch.setattr(groups, "MOST_SPECTRA", 3)
     found = spectra_of(trials([[1.0]] * 11, column="eigenvalues"), "epoch")
     assert [spectrum.time for spectrum in found] == [1, 6, 11]

@@ -8,10 +8,10 @@ from torch.nn.functional import cross_entropy
 import dome
 from dome_lab.report.answers import answers_of
 from dome_lab.report.groups import groups_of, metrics_of
-from dome_lab.report.own import timed
 from dome_lab.report.page import html
 from dome_lab.report.pairs import pairs_of
 from dome_lab.report.sections import file_sections
+from dome_lab.report.sources import timed
 
 
 def recorded(path, rng, *, filtered, num=6):

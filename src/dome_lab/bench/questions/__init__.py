@@ -14,8 +14,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 if TYPE_CHECKING:
-    from dome_lab.bench.results import Row
-    from dome_lab.bench.tables import TextTable
+    from dome_lab.bench.run import Row, TextTable
 
 HEADLINE = "step_cost"
 

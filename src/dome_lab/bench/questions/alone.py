@@ -23,14 +23,14 @@ from dome_lab.bench.questions.step_cost import (
     TARGETS,
     THIN,
 )
-from dome_lab.bench.tables import TextTable, milliseconds
+from dome_lab.bench.run import TextTable, milliseconds
 from dome_lab.bench.timing import Round, Spread, compared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dome_lab.bench.questions import Tell
-    from dome_lab.bench.results import Row
+    from dome_lab.bench.run import Row
 
 # Options of each; a rank of None is no filter.
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -20,10 +20,11 @@ from dome.compression import (
     TernGrad,
     TopK,
 )
-from dome_lab.bench.by_batch_size import SMOKE, Config
 from dome_lab.bench.questions import portion
-from dome_lab.bench.tables import TextTable, milliseconds, percent
+from dome_lab.bench.run import TextTable, milliseconds, percent
 from dome_lab.bench.timing import (
+    SMOKE,
+    Config,
     Pace,
     Variant,
     clock_of,
@@ -36,7 +37,7 @@ from dome_lab.bench.training import filtered_loop, updates_to_settle
 
 if TYPE_CHECKING:
     from dome_lab.bench.questions import Tell
-    from dome_lab.bench.results import Row
+    from dome_lab.bench.run import Row
 
 STEP = "filtered step"
 MESSAGES = ", messages"  # encode and decode, where calling is a simulation

@@ -24,12 +24,16 @@ from dome_lab.bench.memory import (
     reset_peak,
 )
 from dome_lab.bench.paper_recipe import MISSING, grad_sample_module
-from dome_lab.bench.tables import TextTable
-from dome_lab.bench.training import Loop, attach_paper_recipe, filtered_loop
+from dome_lab.bench.run import TextTable
+from dome_lab.bench.training import (
+    Loop,
+    attach_paper_recipe,
+    filtered_loop,
+)
 
 if TYPE_CHECKING:
     from dome_lab.bench.questions import Tell
-    from dome_lab.bench.results import Row
+    from dome_lab.bench.run import Row
 
 OURS, PAPER = "ours", "paper's recipe"
 ALLOWED = 1.25  # times (d k + d B) numbers

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dome_lab.bench.by_batch_size import SMOKE, Config
 from dome_lab.bench.paper_recipe import MISSING, quiet_hooks
 from dome_lab.bench.questions import portion
-from dome_lab.bench.tables import TextTable, milliseconds
+from dome_lab.bench.run import TextTable, milliseconds
 from dome_lab.bench.timing import (
+    SMOKE,
+    Config,
     Pace,
     Round,
     Spread,
@@ -33,13 +34,13 @@ from dome_lab.bench.training import (
     filtered_loop,
     updates_to_settle,
 )
-from dome_lab.paper.heap import keep_what_steps_free
+from dome_lab.paper.workers import keep_what_steps_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dome_lab.bench.questions import Tell
-    from dome_lab.bench.results import Row
+    from dome_lab.bench.run import Row
 
 PLAIN, OURS, SELDOM = "plain", "ours", "ours, update_every=10"
 SVD, PAPER = 'ours, tracker="svd"', "paper's recipe"

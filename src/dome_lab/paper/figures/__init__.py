@@ -4,17 +4,21 @@ A figure's module has a docstring whose first line is the caption; ``Config`` (a
 dataclass whose defaults are the paper's values) and ``SCALES`` with a configuration for
 "smoke" (seconds), "cpu" (real data, two cores) and "paper"; ``runs(config)``;
 ``compute_run(run)``, which yields rows; ``draw(rows)``; and ``judge(rows)``, a verdict
-on each of the figure's claims. One whose later runs depend on its first ones has
-``later_runs(config, found)`` too (``stages.py``). One that asks several questions, each
-with runs of its own, has ``parts(config)``, a configuration for each: those that are
-computed are drawn and judged while the others are not there yet.
+on each of the figure's claims.
+
+A figure whose later runs depend on its first ones has ``later_runs(config, found)``
+too: all runs that the finished ones call for, whether they are there already or not. It
+is asked again whenever a run is over, and the figure is complete when all that was
+asked for is there. One that asks several questions, each with runs of its own, has
+``parts(config)``, a configuration for each: those that are computed are drawn and
+judged while the others are not there yet.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from dome_lab.paper.rows import Row
     from dome_lab.paper.run import Run
 
+Found = Mapping["Run", Sequence["Row"]]  # the rows of finished runs
 _NAME = re.compile(r"((?:fig|tab|ext)\d\d)_\w+")
 
 
@@ -47,6 +52,27 @@ class FigureModule(Protocol):
 
     def judge(self, rows: Sequence[Row]) -> list[Claim]:
         """The verdicts."""
+
+
+def runs_so_far(
+    module: FigureModule,
+    config: Any,  # noqa: ANN401 (its own Config)
+    rows_of: Callable[[Run], Sequence[Row] | None],
+) -> list[Run]:
+    """All runs of a figure that can be told by now, those of later stages first.
+
+    Later ones come first so that a question once begun is answered before the next.
+    """
+    first, later = module.runs(config), list["Run"]()
+    later_runs = getattr(module, "later_runs", None)
+    while later_runs is not None:
+        known = dict.fromkeys([*later, *first])
+        there = {run: rows for run in known if (rows := rows_of(run)) is not None}
+        wanted = [run for run in later_runs(config, there) if run not in known]
+        if not wanted:
+            break
+        later += dict.fromkeys(wanted)
+    return list(dict.fromkeys([*later, *first]))
 
 
 def figure_names() -> list[str]:

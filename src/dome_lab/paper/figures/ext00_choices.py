@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
+from dome_lab.paper.drawing import draw_lines, end_values
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
-from dome_lab.paper.points import draw_lines, end_values
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
-from dome_lab.paper.series import distinct, ends, select
+from dome_lab.paper.statistics import distinct, ends, select
 from dome_lab.paper.tolerance import EQUAL
 
 UNFILTERED, PAPERS = "no filter", "the paper's filter"

@@ -19,13 +19,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing
-from dome_lab.paper.alignment import GAUSS_NEWTON, HESSIAN, compute_alignment
+from dome_lab.paper.alignment import (
+    COVARIANCE,
+    GAUSS_NEWTON,
+    HESSIAN,
+    TRACKED,
+    compute_alignment,
+)
 from dome_lab.paper.claims import Claim, Finding, above, claim, missing, paired
 from dome_lab.paper.dynamics import dynamics_runs
-from dome_lab.paper.looking import COVARIANCE, TRACKED
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Repeated, Run
-from dome_lab.paper.series import (
+from dome_lab.paper.statistics import (
     averages,
     curves,
     distinct,
@@ -33,8 +38,8 @@ from dome_lab.paper.series import (
     number,
     select,
     stacked,
+    student_band,
 )
-from dome_lab.paper.statistics import student_band
 
 PAPER = Run(
     task="mnist",

@@ -20,14 +20,21 @@ from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
+from dome_lab.paper.controls import CURVATURE_SAMPLES
+from dome_lab.paper.drawing import draw_lines
 from dome_lab.paper.dynamics import LOSS_MARGIN, SCORE_MARGIN
 from dome_lab.paper.figures import ext01_curvature_alignment as ext01
-from dome_lab.paper.outliers import CURVATURE_SAMPLES
-from dome_lab.paper.points import draw_lines
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
-from dome_lab.paper.series import averages, curves, ends, number, select, stacked
-from dome_lab.paper.statistics import student_band
+from dome_lab.paper.statistics import (
+    averages,
+    curves,
+    ends,
+    number,
+    select,
+    stacked,
+    student_band,
+)
 
 PAPER = ext01.PAPER
 TIME = "processor_seconds"

@@ -23,14 +23,24 @@ from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
+from dome_lab.paper.figures import Found
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
 from dome_lab.paper.figures import fig06_dbpedia_dynamics as fig06
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
-from dome_lab.paper.series import select
-from dome_lab.paper.stages import Found
-from dome_lab.paper.tuned import Case, cases_of, draw_ends, draw_way
-from dome_lab.paper.tuning import TEST, Grid, equal_epochs, first_trials, search, trial
+from dome_lab.paper.statistics import select
+from dome_lab.paper.tuning import (
+    TEST,
+    Case,
+    Grid,
+    cases_of,
+    draw_ends,
+    draw_way,
+    equal_epochs,
+    first_trials,
+    search,
+    trial,
+)
 
 PAPER = fig03.PAPER
 MNIST = replace(PAPER, num_train=6000, num_test=2000, epochs=10)

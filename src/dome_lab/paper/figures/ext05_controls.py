@@ -21,14 +21,13 @@ from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
+from dome_lab.paper.drawing import draw_lines, end_values, name_of
+from dome_lab.paper.figures import Found
 from dome_lab.paper.figures import ext04_tuned as ext04
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
-from dome_lab.paper.names import name_of
-from dome_lab.paper.points import draw_lines, end_values
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
-from dome_lab.paper.series import ends, number, select
-from dome_lab.paper.stages import Found
+from dome_lab.paper.statistics import ends, number, select
 from dome_lab.paper.tolerance import EQUAL
 from dome_lab.paper.tuning import TEST, Grid, first_trials, search
 

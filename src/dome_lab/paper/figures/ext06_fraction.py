@@ -13,18 +13,18 @@ fig02, 50 epochs, 3 seeds: about two hours of one core. The control is CIFAR-10'
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from matplotlib.figure import Figure
 
-from dome_lab.paper import train
+from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim
+from dome_lab.paper.drawing import name_of, subset_name
+from dome_lab.paper.dynamics import CHANGES, FOLLOWS, LATE, WHOLE, follows
 from dome_lab.paper.figures import fig01_cifar10_dynamics as fig01
 from dome_lab.paper.figures import fig02_tinyimagenet_dynamics as fig02
-from dome_lab.paper.following import CHANGES, FOLLOWS, LATE, WHOLE, follows
-from dome_lab.paper.following_panels import draw_following
-from dome_lab.paper.names import name_of, subset_name
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import Run
-from dome_lab.paper.series import select
+from dome_lab.paper.run import PLAIN, Run
+from dome_lab.paper.statistics import curves, select, stacked, student_band
 
 FORGET = 0.05
 EPOCHS = 50
@@ -87,7 +87,25 @@ compute_run = train.compute_run
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Training loss above, the fraction below it, a column a way."""
-    return draw_following(_groups(rows), rows)
+    groups = _groups(rows)
+    num = len(groups)
+    figure, lines = drawing.canvas(2, num, max(drawing.COLUMN, 1.75 * num), 3.6)
+    panels = {"train_loss": "training loss", "fraction": "fraction"}
+    for line, (column, title) in zip(lines, panels.items(), strict=True):
+        for axes, (name, mine) in zip(line, groups.items(), strict=True):
+            values = stacked(curves(mine, column))
+            epochs = np.arange(1, values.shape[1] + 1)
+            axes.plot(epochs, values.T, color=drawing.COLOURS[PLAIN], **drawing.SEED)
+            seen = axes.get_ylim()
+            drawing.draw_band(axes, epochs, student_band(values), PLAIN)
+            axes.set_ylim(seen)
+            above = name.replace(", ", "\n") if line is lines[0] else ""
+            drawing.label(axes, "epoch", title if axes is line[0] else "", above)
+            drawing.epochs_below(axes)
+    drawing.add_note(
+        figure, drawing.statistics_note(rows), drawing.extension_note(rows)
+    )
+    return figure
 
 
 def judge(rows: Sequence[Row]) -> list[Claim]:

@@ -21,15 +21,24 @@ from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
-from dome_lab.paper.names import subset_name
-from dome_lab.paper.points import draw_points
+from dome_lab.paper.drawing import draw_points, subset_name
+from dome_lab.paper.figures import Found
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run, Value
-from dome_lab.paper.series import distinct, ends, select
-from dome_lab.paper.stages import Found
+from dome_lab.paper.statistics import distinct, ends, select
 from dome_lab.paper.tolerance import EQUAL
-from dome_lab.paper.tuned import COLOURS, LONG, MARKERS, NAMES
-from dome_lab.paper.tuning import TEST, VALIDATION, Grid, equal_epochs, search, trial
+from dome_lab.paper.tuning import (
+    COLOURS,
+    LONG,
+    MARKERS,
+    NAMES,
+    TEST,
+    VALIDATION,
+    Grid,
+    equal_epochs,
+    search,
+    trial,
+)
 
 TIMED_EPOCHS = 2  # of the runs whose seconds are compared
 CIFAR = Run(

@@ -18,17 +18,16 @@ from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
-from dome_lab.paper.equal_time import judge_equal_time
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
-from dome_lab.paper.series import distinct, ends, number, select
+from dome_lab.paper.statistics import distinct, ends, number, select
 from dome_lab.paper.tolerance import (
     Rates,
     across_rates,
     draw_tolerance,
     judge_tolerance,
 )
-from dome_lab.paper.tuned import Case, draw_way
+from dome_lab.paper.tuning import Case, draw_way, judge_equal_time
 
 PAPER = Run(
     task="mnist",

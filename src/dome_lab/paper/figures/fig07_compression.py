@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim
+from dome_lab.paper.drawing import subset_name
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
-from dome_lab.paper.names import subset_name
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
-from dome_lab.paper.series import distinct, select
+from dome_lab.paper.statistics import distinct, select
 from dome_lab.paper.tolerance import (
     Rates,
     across_rates,

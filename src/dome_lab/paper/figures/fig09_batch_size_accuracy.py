@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
+from dome_lab.paper.drawing import draw_points
 from dome_lab.paper.dynamics import SCORE_MARGIN, both_arms
 from dome_lab.paper.figures import fig01_cifar10_dynamics as fig01
-from dome_lab.paper.points import draw_points
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
-from dome_lab.paper.series import curves, distinct, number, select, stacked
+from dome_lab.paper.statistics import curves, distinct, number, select, stacked
 
 
 @dataclass(frozen=True, kw_only=True)

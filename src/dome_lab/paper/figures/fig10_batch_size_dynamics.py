@@ -17,7 +17,7 @@ from dome_lab.paper.figures import fig01_cifar10_dynamics as fig01
 from dome_lab.paper.figures import fig09_batch_size_accuracy as fig09
 from dome_lab.paper.figures.fig09_batch_size_accuracy import Config
 from dome_lab.paper.rows import Row
-from dome_lab.paper.series import distinct, select
+from dome_lab.paper.statistics import distinct, select
 
 SCORE = "test_accuracy"
 

@@ -17,14 +17,13 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing, train
+from dome_lab.paper.arms import NUMBER_BITS
 from dome_lab.paper.claims import Claim, claim, paired
-from dome_lab.paper.compressors import NUMBER_BITS
+from dome_lab.paper.drawing import draw_lines, end_values, name_of
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
-from dome_lab.paper.names import name_of
-from dome_lab.paper.points import draw_lines, end_values
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import COMPRESSORS, FILTERED, PLAIN, Run
-from dome_lab.paper.series import distinct, ends, select
+from dome_lab.paper.statistics import distinct, ends, select
 
 ALL_CAN, FEW_CAN = 15.0, 100.0
 SPARSE = ("gaussian", "hadamard", "randomk", "randomk+feedback", "topk+feedback")

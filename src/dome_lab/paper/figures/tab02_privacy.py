@@ -23,11 +23,11 @@ from matplotlib.figure import Figure
 
 from dome_lab.paper import drawing
 from dome_lab.paper.claims import Claim, always, claim, paired
-from dome_lab.paper.points import draw_points, end_values
+from dome_lab.paper.drawing import draw_points, end_values
 from dome_lab.paper.private import compute_private
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Run
-from dome_lab.paper.series import distinct, ends, number, select
+from dome_lab.paper.statistics import distinct, ends, number, select
 
 PRETRAIN = 60  # epochs on the public images
 

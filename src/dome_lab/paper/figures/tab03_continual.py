@@ -28,8 +28,7 @@ from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.continual import compute_continual
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, STREAMS, Run
-from dome_lab.paper.series import curves, ends, select, stacked
-from dome_lab.paper.statistics import student_band
+from dome_lab.paper.statistics import curves, ends, select, stacked, student_band
 
 PAPER = Run(
     task="mnist",

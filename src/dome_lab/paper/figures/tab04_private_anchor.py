@@ -21,8 +21,7 @@ from dome_lab.paper.claims import Claim, above, always, claim
 from dome_lab.paper.private import compute_private
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import PLAIN, Run
-from dome_lab.paper.series import curves, ends, number, stacked
-from dome_lab.paper.statistics import student_band
+from dome_lab.paper.statistics import curves, ends, number, stacked, student_band
 
 LITERATURE = 0.981
 ENOUGH = 0.975

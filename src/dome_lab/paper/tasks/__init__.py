@@ -4,11 +4,9 @@ from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
 
-from dome_lab.paper.tasks.digits import digits
 from dome_lab.paper.tasks.hub import data_folder
-from dome_lab.paper.tasks.images import IMAGE_SETS, load_images
-from dome_lab.paper.tasks.selection import Selection
-from dome_lab.paper.tasks.task import Task
+from dome_lab.paper.tasks.images import IMAGE_SETS, digits, load_images
+from dome_lab.paper.tasks.selection import Selection, Task
 from dome_lab.paper.tasks.texts import load_dbpedia, made_text
 
 __all__ = ["TASKS", "Task", "load_task"]

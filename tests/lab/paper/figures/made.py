@@ -1,11 +1,10 @@
 from dataclasses import replace
-from functools import partial
 from zlib import crc32
 
 import numpy as np
 
+from dome_lab.paper.figures import runs_so_far
 from dome_lab.paper.run import Run
-from dome_lab.paper.stages import runs_so_far
 
 RUN = Run(task="mnist", model="resnet8", seed=0, batch_size=128, epochs=6, rank=100)
 SCATTER = (-0.002, 0.0, 0.002)  # what sets three seeds apart
@@ -57,11 +56,8 @@ def two_arms(run, plain, filtered, scatter=SCATTER):
 def staged_rows(figure, config, compute_run):
     """The rows of every run of a figure with stages, one run after the other."""
     found = {}
-    later_runs = partial(figure.later_runs, config)
     while missing := [
-        run
-        for run in runs_so_far(figure.runs(config), later_runs, found.get)
-        if run not in found
+        run for run in runs_so_far(figure, config, found.get) if run not in found
     ]:
         found[missing[0]] = list(compute_run(missing[0]))
     return [row for rows in found.values() for row in rows]

@@ -9,8 +9,8 @@ from dome_lab.paper.drawing import (
     same_height,
     scale_note,
     statistics_note,
+    subset_name,
 )
-from dome_lab.paper.names import subset_name
 
 
 def test_the_papers_own_settings_are_called_so():

@@ -5,8 +5,7 @@ from paper.figures.made import staged_rows
 
 from dome_lab.paper.claims import FAILS, HOLDS
 from dome_lab.paper.figures import ext04_tuned as ext04
-from dome_lab.paper.tuned import cases_of
-from dome_lab.paper.tuning import Grid
+from dome_lab.paper.tuning import Grid, cases_of
 
 CASE = replace(ext04.MNIST, rate=100, epochs=4)
 CONFIG = ext04.Config(

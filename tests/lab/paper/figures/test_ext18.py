@@ -6,9 +6,8 @@ from paper.figures.made import staged_rows
 from dome_lab.paper.claims import FAILS, HOLDS
 from dome_lab.paper.figures import ext04_tuned as ext04
 from dome_lab.paper.figures import ext18_equal_time as ext18
-from dome_lab.paper.series import select
-from dome_lab.paper.tuned import cases_of
-from dome_lab.paper.tuning import Grid
+from dome_lab.paper.statistics import select
+from dome_lab.paper.tuning import Grid, cases_of
 
 GRID = Grid(rates=(1e-3, 3e-3), most_beyond=0)
 FIRST = ext18.Problem(

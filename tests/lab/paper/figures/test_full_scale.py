@@ -4,9 +4,9 @@ import pytest
 from paper.figures.made import seeds
 
 from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED
-from dome_lab.paper.equal_time import epochs_that_fit, judge_equal_time
 from dome_lab.paper.figures import load_figure
 from dome_lab.paper.run import Run
+from dome_lab.paper.tuning import epochs_that_fit, judge_equal_time
 
 RUN = Run(task="mnist", model="resnet8", seed=0, batch_size=128, epochs=10, rank=100)
 RISING = [0.1 * epoch for epoch in range(1, 11)]

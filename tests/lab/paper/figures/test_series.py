@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from paper.figures.made import RUN, training_rows
 
-from dome_lab.paper.series import averages, curves, distinct, ends, number, select
+from dome_lab.paper.statistics import averages, curves, distinct, ends, number, select
 
 ROWS = [
     *training_rows(replace(RUN, seed=1, epochs=2), 0.0, test_accuracy=[0.4, 0.8]),

@@ -1,13 +1,12 @@
-from functools import cache, partial
+from functools import cache
 
 import pytest
 from matplotlib import pyplot
 
 from dome_lab.paper import drawing
 from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED
-from dome_lab.paper.figures import figure_names, load_figure
+from dome_lab.paper.figures import figure_names, load_figure, runs_so_far
 from dome_lab.paper.rows import append_run, read_rows
-from dome_lab.paper.stages import runs_so_far
 
 pytestmark = pytest.mark.usefixtures("few_orders")
 
@@ -19,12 +18,8 @@ def rows_of(compute_run, run):
 
 def smoke_rows(figure):
     config, found = figure.SCALES["smoke"], {}
-    later = getattr(figure, "later_runs", None)
-    later_runs = None if later is None else partial(later, config)
     while missing := [
-        run
-        for run in runs_so_far(figure.runs(config), later_runs, found.get)
-        if run not in found
+        run for run in runs_so_far(figure, config, found.get) if run not in found
     ]:
         found |= {run: rows_of(figure.compute_run, run) for run in missing}
     return [row for rows in found.values() for row in rows]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dome_lab.paper.models import MODELS
+from dome_lab.paper.models import make_model
 from dome_lab.paper.tasks import load_task
 
 
@@ -19,7 +19,7 @@ from dome_lab.paper.tasks import load_task
 def test_every_model_fits_its_task(model, task):
     task = load_task(task, num_classes=3)
     with torch.no_grad():
-        assert MODELS[model](task)(task.test_x[:2]).shape == (2, 3)
+        assert make_model(model, task)(task.test_x[:2]).shape == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_every_model_fits_its_task(model, task):
 )
 def test_a_model_for_other_inputs_is_refused(model, task, message):
     with pytest.raises(ValueError, match=message):
-        MODELS[model](load_task(task))
+        make_model(model, load_task(task))

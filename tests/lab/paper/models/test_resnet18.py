@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dome_lab.paper.models.resnet18 import resnet18
+from dome_lab.paper.models import resnet18
 
 
 def test_has_the_usual_number_of_parameters():

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from dome_lab.paper.models.resnet8 import resnet8
+from dome_lab.paper.models import resnet8
 
 
 def test_has_the_papers_number_of_parameters():

@@ -4,8 +4,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import dome
-from dome_lab.paper.models.transformer import EncoderLayer, Transformer
-from dome_lab.paper.tasks.words import CLS, LENGTH, PADDING
+from dome_lab.paper.models import EncoderLayer, Transformer
+from dome_lab.paper.tasks.texts import CLS, LENGTH, PADDING
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dome_lab.paper.tasks.cache import cache_folder, cached
+from dome_lab.paper.tasks.hub import cache_folder, cached
 
 ARRAYS = {
     "x": np.arange(4000, dtype=np.uint8).reshape(2, 2, 1000),

@@ -3,11 +3,11 @@ from importlib import import_module
 import torch
 from sklearn.datasets import load_digits
 
-from dome_lab.paper.tasks.digits import digits
+from dome_lab.paper.tasks.images import digits
 
 
 def test_images_are_those_of_scikit_learn_with_its_import_and_without(monkeypatch):
-    module = import_module("dome_lab.paper.tasks.digits")  # a function has its name
+    module = import_module("dome_lab.paper.tasks.images")  # a function has its name
     pixels, labels = load_digits(return_X_y=True)
     x, y = module._images()
     assert torch.equal(x.flatten(1).double(), torch.as_tensor(pixels))

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from dome_lab.paper.tasks import load_task
-from dome_lab.paper.tasks.texts import DBPEDIA, MADE_TOPICS
-from dome_lab.paper.tasks.words import CLS, PADDING, UNKNOWN
+from dome_lab.paper.tasks.texts import CLS, DBPEDIA, MADE_TOPICS, PADDING, UNKNOWN
 
 TRAIN = [
     ("the river bank", "River"),

@@ -1,6 +1,6 @@
 import torch
 
-from dome_lab.paper.tasks.words import (
+from dome_lab.paper.tasks.texts import (
     CLS,
     LENGTH,
     PADDING,
