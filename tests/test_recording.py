@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import dome
 from dome.diagnostics import FilterStats
 
-PAGE = Path(__file__).parents[1] / "docs" / "diagnostics.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "logging.md"
 KNOWN = FilterStats(
     step=3,
     fraction=0.5,

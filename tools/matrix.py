@@ -3,7 +3,7 @@
     python tools/matrix.py [NAME ...] [--suite quick] [--folder ...] [--rebuild]
 
 Each environment is built once, in a folder of its own, and kept. What came out is in
-docs/support.json, of which tools/support_table.py makes the tables of docs/support.md.
+docs/reference/support.json; tools/support_table.py makes tables of it.
 A CUDA build of torch takes some gigabytes and runs on the processor as well.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from features import ROWS, counted, files_of, outcomes_in, summed
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "support.json"
+RESULTS = ROOT / "docs" / "reference" / "support.json"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dome-matrix"
 # What make quick runs.
 QUICK = (

@@ -1,4 +1,4 @@
-"""The support tables of docs/support.md, made from docs/support.json.
+"""The support tables of docs/reference/support.md, made from support.json next to it.
 
 python tools/support_table.py        # writes them in place
 """
@@ -12,8 +12,8 @@ from features import ROWS, Row
 from matrix import ENVIRONMENTS
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs" / "support.json"
-PAGE = ROOT / "docs" / "support.md"
+RESULTS = ROOT / "docs" / "reference" / "support.json"
+PAGE = ROOT / "docs" / "reference" / "support.md"
 BEGIN = "<!-- {} made by make matrix -->"
 END = "<!-- end of {} -->"
 TRAINERS = ("lightning", "transformers", "accelerate", "opacus")

@@ -1,4 +1,4 @@
-"""What a filter does to models of other libraries: the tables of docs/models.md.
+"""Try a filter on models of other libraries; makes docs/reference/models.md.
 
     cd benchmarks && python -m model_zoo
 

@@ -1,4 +1,4 @@
-"""The tables of docs/models.md, from the rows that the zoo has written.
+"""The tables of docs/reference/models.md, from the rows that the zoo has written.
 
 cd benchmarks && python -m model_zoo.table
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
-ROWS, PAGE = DOCS / "results" / "model_zoo.jsonl", DOCS / "models.md"
+ROWS, PAGE = DOCS / "results" / "model_zoo.jsonl", DOCS / "reference" / "models.md"
 Row = dict[str, Any]
 
 HEAD = (

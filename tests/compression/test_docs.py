@@ -10,7 +10,7 @@ from compressors import COMPRESSORS
 
 from dome.compression import ErrorFeedback, sum_messages
 
-PAGE = Path(__file__).parents[2] / "docs" / "compression.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "compress.md"
 CONTRACT = sorted(name for name in vars(test_contract) if name.startswith("test_"))
 
 

@@ -20,7 +20,7 @@ from dome.compression import (
 
 ROOT = Path(__file__).parents[2]
 
-# Waits of a step, at most, in the order of docs/performance.md.
+# Waits of a step, at most, in the order of docs/results/performance.md.
 STEP = {
     "power": ({}, 2),
     "16 bits": ({"basis_dtype": torch.bfloat16}, 2),
@@ -49,7 +49,7 @@ MESSAGE = 3
 
 
 def test_the_page_has_these_numbers():
-    page = (ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "results" / "performance.md").read_text()
     table = page.partition("<!-- waits -->")[2].partition("<!-- end of waits -->")[0]
     rows = dict(re.findall(r"^\| (.+) \| (\d+) \|$", table, re.MULTILINE))
     assert {name: int(most) for name, most in rows.items()} == {

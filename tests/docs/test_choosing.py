@@ -4,7 +4,7 @@ from statistics import fmean
 import pytest
 from docs.pages import DOCS
 
-PAGE = (DOCS / "choosing.md").read_text()
+PAGE = (DOCS / "how-to" / "choose.md").read_text()
 
 
 def stored(*figures):
@@ -57,7 +57,7 @@ def test_accuracies_by_rank_are_those_of_the_rows():
 
 
 def test_costs_are_those_of_the_performance_page():
-    measured = (DOCS / "performance.md").read_text()
+    measured = (DOCS / "results" / "performance.md").read_text()
     for row in PAGE.splitlines():
         if row.startswith("| a step, B = "):
             numbers = [cell.strip() for cell in row.split("|")[2:-1]]

@@ -21,7 +21,7 @@ grad_filter = dome.attach(model, optimizer, rank=20)
 gradient = torch.randn(500)
 """
 # Blocks that say how a filter is made begin without one.
-MAKES_ITS_OWN = {"README.md", "docs/compression.md"}
+MAKES_ITS_OWN = {"README.md", "docs/how-to/compress.md"}
 # By how a block begins: they need a trainer, which takes seconds to import, and each
 # runs in full as a recipe of examples/, which the tests run.
 ELSEWHERE = {

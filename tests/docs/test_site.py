@@ -16,7 +16,7 @@ pytest.importorskip("zensical", reason="the extra docs is not installed")
 pytestmark = pytest.mark.slow
 SOURCES = ("docs", "src", "website", "zensical.toml")
 PLANTED = """
-[a page](missing.md) [a heading](choosing.md#absent) [a name][dome.absent]
+[a page](missing.md) [a heading](how-to/choose.md#absent) [a name][dome.absent]
 """
 
 
@@ -61,7 +61,7 @@ def test_every_page_is_built_and_fetches_nothing_from_a_network(site):
 
 
 def test_formulas_are_drawn_and_numbered(site):
-    built = (site / "method.html").read_text()
+    built = (site / "explanation" / "method.html").read_text()
     assert built.count("<math") > 50
     for number in (1, 5, 9, 10, 11, "a", "b", "c", "d", "e"):
         assert f'id="eq-{number}"' in built
@@ -72,7 +72,9 @@ def test_formulas_are_drawn_and_numbered(site):
 def test_the_reference_has_every_public_name(site):
     import dome
 
-    text = "".join(page.read_text() for page in (site / "api").glob("*.html"))
+    text = "".join(
+        page.read_text() for page in (site / "reference" / "api").glob("*.html")
+    )
     missing = [
         name
         for name in dome.__all__
@@ -121,11 +123,11 @@ OPEN = """() => [...document.querySelectorAll("*")]
 
 def test_the_search_finds_what_users_look_for(site, browser):  # noqa: F811
     wanted = {
-        "baseline": "report",
-        "rank without classes": "choosing",
-        "gradient accumulation": "choosing",
-        "LoRA": "integrations",
-        "PowerSGD": "compression",
+        "baseline": "how-to/report",
+        "rank without classes": "how-to/choose",
+        "gradient accumulation": "how-to/choose",
+        "LoRA": "how-to/trainers",
+        "PowerSGD": "how-to/compress",
     }
     with served(site) as address:
         page = browser.new_page()

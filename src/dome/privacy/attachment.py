@@ -49,7 +49,8 @@ def attach(
     """Make every ``optimizer.step()`` private: filter, clip, add noise, count.
 
     Train on the batches of the returned filter's ``.loader(dataset)``, take a step for
-    each of them, and read ``.epsilon(delta)``. docs/privacy.md says what is guaranteed.
+    each of them, and read ``.epsilon(delta)``. docs/explanation/privacy.md says what is
+    guaranteed.
 
     Args:
         model: The model; layers that mix samples (batch norm) are refused.

@@ -2,7 +2,7 @@
 
 Shapes: G (B, D) samples, U (D, K) a basis that none of these samples has turned, C the
 clipping norm. Sensitivity: how far a sum moves, in Euclidean (Frobenius) norm, when one
-sample joins the batch or leaves it. docs/privacy.md has the derivations.
+sample joins the batch or leaves it. docs/explanation/privacy.md has the derivations.
 
 By default noise and sampling decisions come from the operating system's cryptographic
 generator, whatever seeds the program sets. A ``torch.Generator`` makes them

@@ -68,7 +68,7 @@ def sentence(comparisons: Sequence[Comparison]) -> str:
         f"± is the 95 % interval of the difference, paired by seed. {LEARNING_RATES} "
         f"An epoch takes {costs(comparisons)} times as long with the filter; one could "
         "train on without it for that time, which is not compared here: "
-        "docs/reproduction.md does."
+        "docs/results/reproduction.md does."
     )
 
 
