@@ -55,9 +55,10 @@ def attach(
         compressor: Without one, the basis is split over workers, and gradients are
             exact. With one (every worker makes its own, alike), each worker filters its
             own gradient, and only messages travel.
-        samples: "per_sample", which equals one process with the whole batch; or
-            "worker", each worker's local gradient (with gradient accumulation, each of
-            its micro-batches), which costs the traffic of DDP, or of FSDP2; with
+        samples: "per_sample", which equals one process with the whole batch, and with
+            B samples of a worker sends (B + 1) / 2 times the bytes of DDP; or "worker",
+            each worker's local gradient (with gradient accumulation, each of its
+            micro-batches), which costs the traffic of DDP, or of FSDP2; with
             ``fully_shard`` there is no other.
         share: With a compressor, how workers share bases: "own", not at all, or a
             number of steps after which they are brought together.

@@ -89,8 +89,9 @@ class SplitBasis:
         self._is_told = True
         warnings.warn(
             f"{num_samples} samples of a worker travel in this step: {share:.1f} times "
-            f'the bytes of DDP. samples="worker" sends as many as DDP, a compressor '
-            f"fewer; update_every=n spreads them over n steps",
+            f'the bytes of DDP. samples="worker" sends as many as DDP, compressor=... '
+            f"fewer (after=... changes nothing of what is sent), and with "
+            f"update_every=n samples travel in every n-th step only",
             stacklevel=2,
         )
 
