@@ -3,7 +3,7 @@
 Shapes: G (B, D), one sample a row, parameters one after the other.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout, Slot
-from dome.samples import per_sample_gradients
+from dome.samples.calls import LossCall, LossFn
 from dome.samples.functional import sample_shares
-from dome.samples.literal import Inputs, ModelCall, loss_of, shares, weighted_losses
+from dome.samples.literal import Apart, shares, weighted_losses
 from dome.samples.tracing.inputs import Roles, Signature, check_names, declared
 from dome.samples.tracing.nested import Value
 from dome.samples.tracing.refuse import check_capturable
@@ -87,9 +87,9 @@ class Report:
 
 def verify(
     model: nn.Module,
-    loss_fn: Callable[..., Tensor] | None,
-    x: Inputs,
-    y: Tensor | None = None,
+    loss_fn: LossFn | None,
+    x: Value = None,
+    y: Value = None,
     *,
     samples_in: str | Sequence[str] | None = None,
     **inputs: Value,
@@ -108,7 +108,7 @@ def verify(
             not given; None if the model returns its loss. Then a share is compared up
             to the weight that the sample has in the batch.
         x: Inputs, shape (B, ...); a tuple of them, or a dictionary of named ones.
-        y: Targets, shape (B, ...).
+        y: Targets, shape (B, ...). With ``loss_fn=None`` the model's last input.
         samples_in: Which inputs hold samples, as in ``dome.attach``.
         **inputs: More inputs by their names.
     """
@@ -116,16 +116,16 @@ def verify(
     layout = Layout(model)
     names = declared(samples_in)
     check_names(model, names)
-    batch = ModelCall.of(x, inputs, Roles(Signature.of(model), names))
+    call = LossCall.of(loss_fn, x, y, inputs)
+    batch = Apart.of(call, Roles(Signature.of(model), names))
     extra: tuple[ParameterError, ...] = ()
     with _evaluating(model):
+        captured = sample_shares(model, lambda: call.loss(model), names)
         if loss_fn is None:
-            captured = sample_shares(model, lambda: loss_of(batch.run(model)), names)
             literal, missed = weighted_losses(model, layout, batch, captured)
             extra = (ParameterError("(the loss itself)", missed),)
         else:
-            captured = _captured(model, loss_fn, batch, x, y, names)
-            literal = shares(model, layout, loss_fn, batch, y) * len(captured)
+            literal = shares(model, layout, batch)
     errors = tuple(
         ParameterError(slot.name, _deviation(captured, literal, slot))
         for slot in layout.slots
@@ -134,21 +134,6 @@ def verify(
     coarse = COARSE * rounding(captured)
     tolerance = max(TOLERANCE[layout.dtype], coarse)
     return Report((*errors, *extra), tolerance, len(captured))
-
-
-def _captured(
-    model: nn.Module,
-    loss_fn: Callable[..., Tensor],
-    batch: ModelCall,
-    x: Inputs,
-    y: Tensor | None,
-    samples_in: tuple[str, ...] | None,
-) -> Tensor:
-    if isinstance(x, Tensor) and y is not None and not batch.kwargs:
-        return per_sample_gradients(model, loss_fn, x, y)
-    targets = () if y is None else (y,)
-    rows = sample_shares(model, lambda: loss_fn(batch.run(model), *targets), samples_in)
-    return rows * len(rows)
 
 
 def _deviation(captured: Tensor, literal: Tensor, slot: Slot) -> float:

@@ -1,26 +1,61 @@
 """Per-sample gradients as a function, through a capture of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
+from dome.samples.calls import LossCall, LossFn
 from dome.samples.capture import Capture, capture_paused
 from dome.samples.store.rows import Rows
+from dome.samples.tracing.inputs import check_names, declared
+from dome.samples.tracing.nested import Value
 from dome.samples.tracing.refuse import check_capturable
 
 REDUCTIONS = ("mean", "sum")
 
 
+@overload
 def per_sample_gradients(
     model: nn.Module,
-    loss_fn: Callable[[Tensor, Tensor], Tensor],
-    x: Tensor,
-    y: Tensor,
+    loss_fn: LossFn | None,
+    x: Value = None,
+    y: Value = None,
     *,
     loss_reduction: str = "mean",
-) -> Tensor:
+    samples_in: str | Sequence[str] | None = None,
+    as_dict: Literal[False] = False,
+    **inputs: Value,
+) -> Tensor: ...
+
+
+@overload
+def per_sample_gradients(
+    model: nn.Module,
+    loss_fn: LossFn | None,
+    x: Value = None,
+    y: Value = None,
+    *,
+    loss_reduction: str = "mean",
+    samples_in: str | Sequence[str] | None = None,
+    as_dict: Literal[True],
+    **inputs: Value,
+) -> dict[str, Tensor]: ...
+
+
+def per_sample_gradients(
+    model: nn.Module,
+    loss_fn: LossFn | None,
+    x: Value = None,
+    y: Value = None,
+    *,
+    loss_reduction: str = "mean",
+    samples_in: str | Sequence[str] | None = None,
+    as_dict: bool = False,
+    **inputs: Value,
+) -> Tensor | dict[str, Tensor]:
     """Gradient of each sample's share of the batch loss, by all trainable parameters.
 
         loss(model(x), y) = Σ share[b],   G[b] = B ∇ share[b]
@@ -33,20 +68,37 @@ def per_sample_gradients(
 
     Args:
         model: The network; the columns follow its ``parameters()``.
-        loss_fn: Maps a batch of predictions and targets to a scalar.
-        x: Inputs, shape (B, ...).
-        y: Targets, shape (B, ...).
+        loss_fn: Maps a batch of predictions and targets to a scalar, or predictions
+            alone if y is not given; None if the model returns its loss.
+        x: Inputs, shape (B, ...); a tuple of them, or a dictionary of named ones.
+        y: Targets, shape (B, ...). With ``loss_fn=None`` the model's last input.
         loss_reduction: "mean" as above, "sum" without the factor B.
+        samples_in: Which inputs hold samples, as in ``dome.attach``.
+        as_dict: Return the rows by parameter.
+        **inputs: More inputs by their names.
 
     Returns:
-        G, one flat gradient a row, shape (B, D).
+        G, one flat gradient a row, shape (B, D). With ``as_dict`` a dictionary from the
+        name of each parameter to its gradients, shape (B, *parameter).
     """
     if loss_reduction not in REDUCTIONS:
         raise ValueError(
             f"loss_reduction must be one of {REDUCTIONS}, got {loss_reduction!r}"
         )
-    rows = sample_shares(model, lambda: loss_fn(model(x), y))
-    return rows * len(rows) if loss_reduction == "mean" else rows
+    names = declared(samples_in)
+    check_names(model, names)
+    call = LossCall.of(loss_fn, x, y, inputs)
+    rows = sample_shares(model, lambda: call.loss(model), names)
+    G = rows * len(rows) if loss_reduction == "mean" else rows
+    return by_name(G, Layout(model)) if as_dict else G
+
+
+def by_name(G: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """Rows (B, D) by parameter, each (B, *parameter)."""
+    return {
+        slot.name: G[:, slot.start : slot.stop].view(len(G), *slot.shape)
+        for slot in layout.slots
+    }
 
 
 def sample_shares(

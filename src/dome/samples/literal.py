@@ -3,59 +3,49 @@
 Shapes: rows (B, D), one sample a row.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dome.parameters import Layout
+from dome.samples.calls import LossCall, rebuilt
 from dome.samples.capture import capture_paused
 from dome.samples.tracing.inputs import Roles
 from dome.samples.tracing.nested import Value, all_tensors
 
-Inputs = Tensor | tuple[Value, ...] | list[Value] | Mapping[str, Value]
-
 
 @dataclass(frozen=True, slots=True)
-class ModelCall:
-    """What a model is called with, for a whole batch or for one sample of it.
+class Apart:
+    """A call of a model that can be cut into one call for each sample.
 
     Attributes:
-        args: Inputs by place.
-        kwargs: Inputs by name.
+        whole: The call with the whole batch.
         num_samples: B, the length of the first tensor that holds samples.
         held: The ``id`` of every tensor that holds samples, if they are declared.
     """
 
-    args: tuple[Value, ...]
-    kwargs: dict[str, Value]
+    whole: LossCall
     num_samples: int
     held: frozenset[int] | None = None
 
     @classmethod
-    def of(cls, x: Inputs, more: Mapping[str, Value], roles: Roles) -> "ModelCall":
-        """From one tensor, a tuple of inputs or a dictionary of named ones."""
-        named = dict(x) if isinstance(x, Mapping) else {}
-        args = () if isinstance(x, Mapping) else (x,) if isinstance(x, Tensor) else x
-        kwargs = {**named, **more}
-        first = next(iter(all_tensors((args, kwargs))), None)
+    def of(cls, call: LossCall, roles: Roles) -> "Apart":
+        """By the first tensor, or by the inputs that were declared."""
+        first = next(iter(all_tensors((call.args, call.kwargs))), None)
         if first is None or not first.ndim:
             raise ValueError(
                 "the inputs have no tensor whose first dimension is samples"
             )
         if roles.declared is None:
-            return cls(tuple(args), kwargs, len(first))
-        inputs = roles.named(tuple(args), kwargs)
+            return cls(call, len(first))
+        inputs = roles.named(call.args, call.kwargs)
         batch, places = roles.assigned(inputs, 0)
         held = frozenset(id(t) for name, t in inputs if name in places)
-        return cls(tuple(args), kwargs, batch, held)
+        return cls(call, batch, held)
 
-    def run(self, model: nn.Module) -> Value:
-        """What the model returns."""
-        return model(*self.args, **self.kwargs)
-
-    def one(self, b: int) -> "ModelCall":
+    def one(self, b: int) -> LossCall:
         """Sample b alone: its entry of every tensor that holds B of them."""
 
         def own(t: Tensor) -> Tensor:
@@ -66,33 +56,11 @@ class ModelCall:
             num = len(t) // self.num_samples if mine else 0
             return t[num * b : num * (b + 1)] if mine else t
 
-        args, kwargs = rebuilt((self.args, self.kwargs), own)
-        return ModelCall(args, kwargs, 1)
+        args, kwargs = rebuilt((self.whole.args, self.whole.kwargs), own)
+        return LossCall(args, kwargs, self.whole.loss_fn)
 
 
-def rebuilt(value: Value, change: Callable[[Tensor], Tensor]) -> Value:
-    """The same containers with every tensor in them changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        made = {k: rebuilt(v, change) for k, v in value.items()}
-        return made if type(value) is dict else type(value)(**made)
-    if isinstance(value, tuple | list):
-        parts = [rebuilt(v, change) for v in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [field.name for field in fields(value)]
-        return replace(value, **{n: rebuilt(getattr(value, n), change) for n in names})
-    return value
-
-
-def shares(
-    model: nn.Module,
-    layout: Layout,
-    loss_fn: Callable[..., Tensor],
-    batch: ModelCall,
-    y: Tensor | None,
-) -> Tensor:
+def shares(model: nn.Module, layout: Layout, batch: Apart) -> Tensor:
     """The gradient of each sample's share of a loss of the model's results.
 
     The loss is taken of the whole batch once; each sample is then run alone, and its
@@ -100,16 +68,16 @@ def shares(
     """
     with capture_paused(model):
         with torch.no_grad():
-            found = batch.run(model)
+            found = batch.whole.results(model)
         results = rebuilt(found, _as_leaf)
         leaves = {name: t for name, t in _by_name(results) if t.requires_grad}
-        loss = loss_fn(results) if y is None else loss_fn(results, y)
+        loss = batch.whole.loss_of(results)
         grads = torch.autograd.grad(loss, tuple(leaves.values()), allow_unused=True)
         # Only what the loss depends on: a model may return a list of the samples.
         deltas = {n: g for n, g in zip(leaves, grads, strict=True) if g is not None}
         rows = []
         for b in range(batch.num_samples):
-            alone = dict(_by_name(batch.one(b).run(model)))
+            alone = dict(_by_name(batch.one(b).results(model)))
             total = torch.zeros((), device=layout.device)
             for name, delta in deltas.items():
                 own = _entry(name, delta, alone.get(name), b, batch.num_samples)
@@ -119,7 +87,7 @@ def shares(
 
 
 def weighted_losses(
-    model: nn.Module, layout: Layout, batch: ModelCall, rows: Tensor
+    model: nn.Module, layout: Layout, batch: Apart, rows: Tensor
 ) -> tuple[Tensor, float]:
     """The gradients of the losses that a model returns, each as large as its row.
 
@@ -132,9 +100,9 @@ def weighted_losses(
     """
     literal, total = [], 0.0
     with capture_paused(model):
-        whole = float(loss_of(batch.run(model)).detach())
+        whole = float(batch.whole.loss(model).detach())
         for b in range(batch.num_samples):
-            loss = loss_of(batch.one(b).run(model))
+            loss = batch.one(b).loss(model)
             if not loss.isfinite():  # a mean over nothing: all of it is ignored
                 literal.append(torch.zeros_like(rows[b]))
                 continue
@@ -143,19 +111,6 @@ def weighted_losses(
             total += weight * float(loss.detach())
             literal.append(weight * own)
     return torch.stack(literal), abs(total - whole) / max(abs(whole), 1e-30)
-
-
-def loss_of(output: Value) -> Tensor:
-    """The loss among what a model returns: it, ``.loss``, ``["loss"]`` or the first."""
-    named = output.get("loss") if isinstance(output, Mapping) else None
-    first = output[0] if isinstance(output, tuple | list) and output else None
-    for value in (output, getattr(output, "loss", named), first):
-        if isinstance(value, Tensor) and value.numel() == 1:
-            return value.reshape(())
-    raise ValueError(
-        f"the model returned {type(output).__name__} without a scalar loss: pass a "
-        "loss_fn, or the labels that the model needs for its own"
-    )
 
 
 def _as_leaf(t: Tensor) -> Tensor:
