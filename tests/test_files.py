@@ -95,6 +95,7 @@ def test_a_recorder_on_a_full_disk_keeps_its_records_and_goes_on_later(
     tmp_path, monkeypatch
 ):
     fake = SimpleNamespace(stats=KNOWN)
+    monkeypatch.setattr("dome.recording.time", SimpleNamespace(perf_counter=lambda: 0))
     for name in ("run.csv", "run.jsonl"):
         path = tmp_path / name
         with dome.Recorder(path) as recorder:

@@ -280,8 +280,11 @@ class FactoredBasis:
         return Q.T @ C @ Q
 
     def _total_gram(self, num_columns: int) -> Tensor:
-        """UᵀU of all rows, on the host."""
-        (C,) = self.shard.total(self._gram(num_columns))
+        """UᵀU of all rows, on the host. Workers send each other its upper half."""
+        C = self._gram(num_columns)
+        i, j = torch.triu_indices(*C.shape, device=C.device)
+        (half,) = self.shard.total(C[i, j])
+        C[i, j] = C[j, i] = half
         return C.cpu()
 
     def _fill_(self, fill: Tensor, generator: torch.Generator) -> None:
