@@ -7,7 +7,7 @@ DEV := $(VENV)/.installed-dev
 PROCESSES := $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo quick oldest matrix test browser docs check format lint types imports clean help
+.PHONY: demo quick oldest matrix test browser docs dist check format lint types imports clean help
 
 help:
 	@echo "make demo    set up, then show on digits what the filter does (about two minutes)"
@@ -16,6 +16,7 @@ help:
 	@echo "make matrix  the same with every torch that is claimed; makes the support tables"
 	@echo "make test    set up (a browser too), then run every test"
 	@echo "make docs    build the site into site/; open site/index.html"
+	@echo "make dist    build wheel and sdist into dist/, and run an example from them in a new environment"
 	@echo "make check   format, lint, types, import layers, tests: what CI runs"
 	@echo "make format  let ruff rewrite the code"
 
@@ -71,6 +72,11 @@ matrix: $(DEV)
 docs: $(DEV)
 	@PYTHONPATH=website $(BIN)/zensical build --strict --clean
 	@echo "site/index.html; with search: $(BIN)/python -m http.server -d site"
+
+dist: $(DEV)
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist
+	@DOME_DIST=dist $(BIN)/python -m pytest -q -p no:cacheprovider tests/test_distribution.py
 
 check: format-check lint types imports test
 

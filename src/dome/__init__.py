@@ -1,4 +1,4 @@
-"""DOME: removes nuisance directions from stochastic gradients.
+"""DOME: removes nuisance directions from stochastic gradients (arXiv:2507.03545).
 
     import dome
     grad_filter = dome.attach(model, optimizer, rank=100)
@@ -8,6 +8,7 @@ torch.
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,6 +72,18 @@ __all__ = [
     "reference",
     "verify",
 ]
+
+
+# Another package on the index is named `dome` and installs these files into our folder.
+_FOREIGN = [
+    name for name in ("dome.py", "utils.py") if Path(__file__).with_name(name).exists()
+]
+if _FOREIGN:
+    raise ImportError(
+        f"{Path(__file__).parent} also has files of another package named dome "
+        f"({', '.join(_FOREIGN)}), so both are broken: pip uninstall dome dome-torch, "
+        f"then pip install dome-torch, and keep the other in its own environment"
+    )
 
 
 def __getattr__(name: str) -> object:
