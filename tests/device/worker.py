@@ -49,7 +49,7 @@ def main():
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     # Two workers with few samples each: what they send is not looked at here.
-    warnings.filterwarnings("ignore", message=".*samples of a worker travel")
+    warnings.filterwarnings("ignore", message=".* times the bytes of DDP")
     register()
     dist.init_process_group(
         "gloo",

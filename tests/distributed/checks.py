@@ -587,22 +587,39 @@ def values_that_are_not_finite_stay_where_they_are_and_out_of_the_basis(place):
     grad_filter.detach()
 
 
+EXPENSIVE = {  # options; how many steps until it is told; a word of the way out
+    "samples": ({}, 1, 'samples="worker"'),
+    "samples, whatever comes after": ({"after": lambda g: g}, 1, "after=..."),
+    "samples of some steps": ({"update_every": 2}, 2, "update_every=n"),
+    "samples of few steps": ({"update_every": 20}, 20, None),
+    "gradients of workers": ({"samples": "worker"}, 1, None),
+    "bases": ({"compressor": HadamardSketch(100), "share": 2}, 3, "share="),
+    "messages": ({"compressor": HadamardSketch(100)}, 1, None),
+}
+
+
 @check
-def what_samples_cost_is_told_once_by_the_first_worker(place):
-    model, optimizer, grad_filter = start(place, 6)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        for x, y in batches(rng(), 2):
-            step(model, optimizer, mine(place, x), mine(place, y))
-    told = [str(w.message) for w in told if " travel in this step" in str(w.message)]
-    share = (len(mine(place, x)) + 1) / 2
-    if place.rank or place.size == 1 or share <= 2:
-        assert not told
-    else:
-        (words,) = told
-        assert f"{share:.1f} times the bytes of DDP" in words
-        assert 'samples="worker"' in words
-    grad_filter.detach()
+def what_costs_more_than_twice_ddp_is_told_once_by_the_first_worker(place):
+    for name, (options, num_steps, way) in EXPENSIVE.items():
+        model = DistributedDataParallel(wide_classifier(100))
+        optimizer = sgd(model)
+        grad_filter = dome.distributed.attach(model, optimizer, 9, **options)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            sent = plain = 0
+            for x, y in batches(rng(), num_steps + 1, size=24):
+                assert len(told) <= (sent > 0), name
+                step(model, optimizer, mine(place, x), mine(place, y))
+                stats = grad_filter.stats
+                if stats.step <= num_steps:
+                    sent, plain = sent + stats.bytes_sent, plain + stats.ddp_bytes
+        if place.rank or place.size == 1 or way is None:
+            assert not told, name
+        else:
+            (words,) = (str(warning.message) for warning in told)
+            assert f" {sent / plain:.1f} times the bytes of DDP" in words, name
+            assert way in words, name
+        grad_filter.detach()
 
 
 @check

@@ -26,7 +26,7 @@ def main():
     folder, shared = Path(sys.argv[3]), Path(sys.argv[4])
     torch.set_num_threads(1)
     warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", ".* samples of a worker travel in this step")
+    warnings.filterwarnings("ignore", ".* times the bytes of DDP")
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / 'store'}",

@@ -62,7 +62,7 @@ class CopiedDirections:
         self.tracker = make_tracker(layout, options, place)
         self.source = options.source_for(model.module, layout)
         self.masks = Masks(layout)
-        self._local = LocalGradients(model, workers, layout)
+        self._local = LocalGradients(model, workers, layout, options.update_every)
         self.attached: Sequence[Attached] = (self.source, self.masks, self._local)
         self.total, self.stats, self.held = alone, workers.stats, all_of
 
@@ -93,7 +93,7 @@ class CopiedDirections:
     def put_(self, filtered: Tensor) -> None:
         """Write the filtered gradient into ``.grad``, through ``after``."""
         self.layout.scatter_(pass_through(self.options.stages, filtered))
-        self._local.send_buffers()
+        self._local.end_step()
 
     def state(self, whole: bool, only: int | None) -> State | None:
         """The state of the trackers, the same on every worker."""

@@ -25,12 +25,17 @@ class LocalGradients:
         model: The DDP model.
         workers: Its workers.
         layout: The parameters whose gradients are sent.
+        cycle: After how many steps everything has been sent that is not sent in each.
     """
 
     def __init__(
-        self, model: DistributedDataParallel, workers: Workers, layout: Layout
+        self,
+        model: DistributedDataParallel,
+        workers: Workers,
+        layout: Layout,
+        cycle: int,
     ) -> None:
-        self._model, self._workers = model, workers
+        self._model, self._workers, self._cycle = model, workers, cycle
         self._num_bytes = layout.dim * layout.dtype.itemsize
         self._switch(False)
 
@@ -44,12 +49,17 @@ class LocalGradients:
         self._workers.begin_step()
         self._workers.count_plain(self._workers.ring(self._num_bytes))
 
+    def end_step(self) -> None:
+        """Send buffers where DDP would; tell once if a cycle of steps was expensive."""
+        self._send_buffers()
+        self._workers.tell_cost(self._cycle)
+
     def _switch(self, on: bool) -> None:
         self._model.require_backward_grad_sync = on
         self._model.require_forward_param_sync = on
 
     @own_arithmetic
-    def send_buffers(self) -> None:
+    def _send_buffers(self) -> None:
         """Give all workers the buffers of the first, where DDP would do so."""
         model = self._model
         old_name = getattr(model, "broadcast_buffers", True)

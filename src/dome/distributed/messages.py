@@ -61,7 +61,8 @@ class Messages:
         self.source, self.tracker, self.masks = alone.source, alone.tracker, alone.masks
         for tracker in self.tracker.by_name.values() if every else ():
             check_mergeable(tracker, workers.size)
-        self._local = LocalGradients(model, workers, layout)
+        # The first step that shares bases comes after `every` others.
+        self._local = LocalGradients(model, workers, layout, every + 1)
         self.attached: Sequence[Attached] = (*alone.attached, self._local)
         self.gradient, self.total, self.zeros = alone.gradient, alone.total, alone.zeros
         self.held, self.stats = alone.held, workers.stats
@@ -78,7 +79,7 @@ class Messages:
     def put_(self, filtered: Tensor) -> None:
         """Send the filtered gradient, write the average into ``.grad``."""
         self._alone.put_(filtered)
-        self._local.send_buffers()
+        self._local.end_step()
 
     def state(self, whole: bool, only: int | None) -> State | None:
         """The state of one process, once bases and error feedback are shared."""

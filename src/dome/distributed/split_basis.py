@@ -6,7 +6,6 @@ D/P) and U[p] (D/P, K). All that an update needs of the others are sums of B K +
 K² numbers. The filtered gradient is gathered as DDP's own all-reduce ends.
 """
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,8 +29,6 @@ from dome.world import (
     make_tracker,
     pass_through,
 )
-
-MOST_BYTES = 2.0  # of DDP's, above which a step's samples are told of
 
 
 class SplitBasis:
@@ -57,13 +54,12 @@ class SplitBasis:
         self.tracker = make_tracker(layout, options, self._split.place)
         self.source = options.source_for(model.module, layout)
         self.masks = Masks(layout)
-        self._local = LocalGradients(model, workers, layout)
+        self._local = LocalGradients(model, workers, layout, options.update_every)
         self.attached: Sequence[Attached] = (self.source, self.masks, self._local)
         self.total, self.stats, self.held = workers.total, workers.stats, all_of
         # This worker's gradient; its part of the average, if samples brought that.
         self._own: Tensor | None = None
         self._mean: Tensor | None = None
-        self._is_told = workers.rank > 0 or workers.size == 1  # what samples cost
 
     def meet(self, step: int, own: Samples | None) -> tuple[Samples | None, float]:
         """All workers' samples in the columns held here, shape (B, D/P)."""
@@ -75,25 +71,10 @@ class SplitBasis:
         counts = [other.num_rows for other in everyone]
         if not sum(counts):
             return None, 0.0
-        self._tell_cost(max(counts))
         G = self._split.samples(rows, counts)
         if all(other.adds_up for other in everyone):
             self._mean = G.sum(dim=0).div_(self._workers.size)
         return G, self._scale_(G, counts)
-
-    def _tell_cost(self, num_samples: int) -> None:
-        """Warn once if a worker sends more than twice what DDP would."""
-        share = (num_samples + 1) / 2  # (B + 1) (P − 1)/P d against 2 (P − 1)/P d
-        if self._is_told or share <= MOST_BYTES:
-            return
-        self._is_told = True
-        warnings.warn(
-            f"{num_samples} samples of a worker travel in this step: {share:.1f} times "
-            f'the bytes of DDP. samples="worker" sends as many as DDP, compressor=... '
-            f"fewer (after=... changes nothing of what is sent), and with "
-            f"update_every=n samples travel in every n-th step only",
-            stacklevel=2,
-        )
 
     def _scale_(self, G: Tensor, counts: Sequence[int]) -> float:
         """The factor that is left after each worker's rows got what differs."""
@@ -124,7 +105,7 @@ class SplitBasis:
         whole = self._split.whole(filtered, "gradient")
         self.masks.settle(whole)
         self.layout.scatter_(pass_through(self.options.stages, whole))
-        self._local.send_buffers()
+        self._local.end_step()
 
     def state(self, whole: bool, only: int | None) -> State | None:
         """The state of the trackers, whose rows are collected from all workers."""

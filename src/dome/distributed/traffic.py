@@ -8,6 +8,24 @@ from dome.diagnostics import FilterStats
 # What bytes may be for.
 KINDS = ("control", "sums", "samples", "gradient", "messages", "basis", "buffers")
 
+# What sends fewer, where most bytes are for one of them.
+WAYS_OUT = {
+    "control": "a larger model has as many of them",
+    "sums": "a smaller rank=... sends fewer, a larger update_every=... less often",
+    "samples": (
+        'samples="worker" sends as many as DDP with one backward() in a step, '
+        "compressor=... fewer, and with update_every=n samples travel in every n-th "
+        "step only; after=... changes nothing of what is sent"
+    ),
+    "gradient": "compressor=... sends fewer",
+    "messages": (
+        "a higher rate sends fewer, and a linear compressor (HadamardSketch, PowerSGD) "
+        "as many for any number of workers"
+    ),
+    "basis": "a larger share=... sends it less often",
+    "buffers": "broadcast_buffers=False of DDP does not send them",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class DistributedStats(FilterStats):

@@ -10,6 +10,7 @@ all-to-all all but a worker's own part, a reduce-scatter (P − 1)/P n, and a br
 from all but the last. Frames of the network below are not counted.
 """
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dome.diagnostics import FilterStats
-from dome.distributed.traffic import KINDS, DistributedStats
+from dome.distributed.traffic import KINDS, WAYS_OUT, DistributedStats
+
+MOST_BYTES = 2.0  # of DDP's: more is told of
 
 # Newer versions of torch have other names for these two.
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -44,6 +47,9 @@ class Workers:
         self._plain = 0  # what would have been sent in this step without a filter
         self._total = self._total_plain = 0
         self.is_over = True  # the step that was counted last
+        # Of the first steps: how many, what they sent, and what DDP would have.
+        self._num_begun, self._begun_plain = 0, 0
+        self._begun: Counter[str] = Counter()
 
     def begin_step(self) -> None:
         """Start to count anew what a step sends."""
@@ -54,6 +60,28 @@ class Workers:
         """Count bytes that this worker would have sent without a filter."""
         self._plain += num_bytes
         self._total_plain += num_bytes
+
+    def tell_cost(self, num_steps: int) -> None:
+        """Warn once, after some steps, if they sent more than twice what DDP would."""
+        if self._num_begun == num_steps:
+            return
+        self._num_begun += 1
+        self._begun.update(self._sent)
+        self._begun_plain += self._plain
+        num_bytes = self._begun.total()
+        if (
+            self._num_begun < num_steps
+            or self.rank > 0
+            or num_bytes <= MOST_BYTES * self._begun_plain
+        ):
+            return
+        kind, most = self._begun.most_common(1)[0]
+        steps = "the first step" if num_steps == 1 else f"the first {num_steps} steps"
+        warnings.warn(
+            f"in {steps} each worker sent {num_bytes / self._begun_plain:.1f} times "
+            f"the bytes of DDP, {most / num_bytes:.0%} for {kind}: {WAYS_OUT[kind]}",
+            stacklevel=2,
+        )
 
     def ring(self, num_bytes: int) -> int:
         """Bytes that each worker sends in a ring all-reduce: 2 (P − 1)/P of them."""
