@@ -561,10 +561,10 @@ def test_a_refused_checkpoint_changes_nothing(rng):
         ({"layout": "rows"}, "layout must be one of"),
         ({"samples": "batch"}, "samples must be one of"),
         ({"update_every": 0}, "update_every must be at least 1"),
-        ({"warmup": -1}, "warmup must not be negative"),
+        ({"warmup": -1}, "warmup must be at least 0, got -1"),
         ({"strength": 1.5}, "strength must lie between 0"),
         ({"forget": 0.0}, "forget must be None"),
-        ({"oversample": -2}, "oversample must not be negative"),
+        ({"oversample": -2}, "oversample must be at least 0, got -2"),
         ({"loss_reduction": "max"}, "loss_reduction must be one of"),
         ({"basis_dtype": torch.float16}, "dtype must be one of"),
         (

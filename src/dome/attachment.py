@@ -1,16 +1,18 @@
 """``attach``: the filter as one line in a training loop that stays as it is."""
 
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Unpack
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dome.filter import GradientFilter
 from dome.hooking import Hooked
 from dome.newcomers import Newcomers, held_by
-from dome.parameters import selected
+from dome.options import Options
+from dome.parameters import check_model, kind_of, selected
 from dome.torch_private import runs_step_hooks
 
 _filter_of: "weakref.WeakKeyDictionary[Optimizer, Hooked]" = weakref.WeakKeyDictionary()
@@ -20,7 +22,12 @@ def attach(
     model: nn.Module,
     optimizer: Optimizer,
     rank: int | Mapping[str, int],
-    **options: Any,  # noqa: ANN401 (GradientFilter names and checks them)
+    *,
+    parameters: Iterable[Tensor | str] | str | None = None,
+    samples: str = "per_sample",
+    stream: bool = False,
+    scaler: torch.amp.GradScaler | None = None,
+    **options: Unpack[Options],
 ) -> GradientFilter:
     """Filter the gradients of every ``optimizer.step()`` from now on.
 
@@ -30,29 +37,52 @@ def attach(
             others are left alone. When ``step`` gets a closure (LBFGS, Lightning), the
             filter runs after each call of it.
         rank: Number of directions K to remove.
-        **options: Those of ``GradientFilter``; ``parameters`` chooses among the
-            optimizer's.
+        parameters: Filter only those of the optimizer's parameters that are among
+            these: tensors, names, or patterns of names such as "encoder.*".
+        samples: As in ``GradientFilter``, and so are the other options.
+        stream: As in ``GradientFilter``.
+        scaler: As in ``GradientFilter``.
+        **options: Those of ``dome.options.Options``.
 
     Returns:
         The filter; ``.detach()`` undoes this call.
     """
-    check_no_filter(optimizer)
+    check_optimizer(model, optimizer)
     if not runs_step_hooks(optimizer):
         raise ValueError(
             f"{type(optimizer).__name__} is a wrapper that runs no hooks of torch: use "
             f"dome.integrations.accelerate.attach, or attach to the optimizer inside"
         )
     held = held_by(optimizer)
-    ours, patterns = selected(model, options.pop("parameters", None), among=held)
+    ours, patterns = selected(model, parameters, among=held)
     ours = held if ours is None else ours
-    grad_filter = GradientFilter(model, rank, parameters=ours, **options)
+    grad_filter = GradientFilter(
+        model,
+        rank,
+        parameters=ours,
+        samples=samples,
+        stream=stream,
+        scaler=scaler,
+        **options,
+    )
     newcomers = Newcomers(model, held, patterns)
     call_before_step(optimizer, grad_filter, newcomers)
     return grad_filter
 
 
-def check_no_filter(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that calls a filter already."""
+def check_optimizer(model: object, optimizer: Optimizer) -> None:
+    """Refuse what is no model and optimizer, or has a filter already."""
+    if hasattr(model, "param_groups") and hasattr(optimizer, "forward"):
+        raise ValueError(
+            f"model and optimizer are swapped: got {kind_of(model)} in the place of "
+            f"the model and {kind_of(optimizer)} in that of the optimizer. Call "
+            f"attach(model, optimizer, rank)"
+        )
+    check_model(model)
+    if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
+        raise ValueError(
+            f"optimizer must be a torch.optim.Optimizer, got {kind_of(optimizer)}"
+        )
     previous = _filter_of.get(optimizer)
     if previous is not None and previous.is_attached:
         raise RuntimeError(

@@ -8,7 +8,7 @@ g.
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from typing import Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from dome.diagnostics import FilterStats, collect_stats
 from dome.hooking import Hooked
 from dome.masks import Masks
 from dome.newcomers import Newcomers
-from dome.options import FilterOptions, signature_of
+from dome.options import FilterOptions, Options, signature_of
 from dome.parameters import Layout, selected
 from dome.samples import declared
 from dome.samples.protocol import gives_factors
@@ -43,10 +43,16 @@ class GradientFilter(Hooked):
             layer, or a dictionary from layer names to numbers.
         parameters: Filter only those of the model's parameters that are among these:
             tensors, names, or patterns of names such as "encoder.*".
-        **options: Those of ``dome.options.FilterOptions``: tracker, layout, samples,
-            update_every, oversample, strength, warmup, forget, after, loss_reduction,
-            generator, basis_dtype, direction_rank, stream, batch_dim, samples_in,
-            allow_mixing, ignore_penalty, scaler.
+        samples: "per_sample", or "microbatch": the backward passes of one step are the
+            samples, which works with every layer.
+        stream: Use and drop each layer's samples while backward() runs, so that only
+            one layer's rows exist at a time. Needs ``layout="layerwise"`` and takes one
+            backward pass per step.
+        scaler: The ``torch.amp.GradScaler`` in use, so that its factor is taken out.
+        **options: Those of ``dome.options.Options``: tracker, layout, update_every,
+            oversample, strength, warmup, forget, after, loss_reduction, generator,
+            basis_dtype, direction_rank, batch_dim, samples_in, allow_mixing,
+            ignore_penalty.
     """
 
     def __init__(
@@ -54,10 +60,14 @@ class GradientFilter(Hooked):
         model: nn.Module,
         rank: int | Mapping[str, int],
         *,
-        parameters: Iterable[Tensor | str] | None = None,
-        **options: Any,  # noqa: ANN401 (FilterOptions names and checks them)
+        parameters: Iterable[Tensor | str] | str | None = None,
+        samples: str = "per_sample",
+        stream: bool = False,
+        scaler: torch.amp.GradScaler | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        chosen = FilterOptions.named("GradientFilter", {"rank": rank} | options)
+        own = {"rank": rank, "samples": samples, "stream": stream, "scaler": scaler}
+        chosen = FilterOptions.named("GradientFilter", {**options, **own})
         only, patterns = selected(model, parameters)
         layout = Layout(model, chosen.layout, only=only)
         # Who gives tensors has chosen once and for all.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, SupportsFloat, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,64 @@ from dome.samples import (
     source_for,
 )
 from dome.trackers import TRACKERS, Tracker
+from dome.trackers.basis import check_storage
 from dome.trackers.low_rank import LowRankPower
-from dome.trackers.samples import check_whole
+from dome.trackers.samples import check_forget, check_whole
 
 LOSS_REDUCTIONS = ("mean", "sum")
 DIRECTION_DTYPES = (torch.float32, torch.float64)
 
 Downstream = Callable[[Tensor], Tensor]
 TrackerFactory = Callable[..., Tracker]
+
+
+class Options(TypedDict, total=False):
+    """The options that a filter has in one process and on workers, all by keyword.
+
+    Attributes:
+        tracker: "power" (the paper's), "svd", or a function (dim, rank) -> tracker.
+        layout: "global", one basis for all parameters, or "layerwise", one per layer.
+        update_every: Take samples on every n-th step only.
+        oversample: Track this many directions more than are removed.
+        strength: Multiplies the removed part, in [0, 1]; or a function of the step.
+        warmup: Number of first steps that only watch.
+        forget: None averages all batches (the paper); a number in (0, 1) is the weight
+            of the newest batch.
+        after: What the filtered gradient (D,) goes through: a function, or several in
+            order.
+        loss_reduction: How the loss sums up samples: "mean" or "sum".
+        generator: Source of the initial basis; without one a fixed seed is used.
+        basis_dtype: Storage of the basis: torch.float32, float64 or bfloat16; the
+            parameters' own precision (at least float32) if not given.
+        direction_rank: Store every direction, in each weight matrix, as a product of
+            two thin matrices of this rank, and take samples as inputs and output
+            gradients: for models whose basis (D, K) or rows (B, D) do not fit.
+        batch_dim: Which dimension of the model's input enumerates samples, if not 0.
+        samples_in: Which inputs of the model hold samples, by their names in
+            ``forward()``: "x", or "batch['ids']" inside a nested one; all others hold
+            none. Needed where the sizes of the inputs do not tell.
+        allow_mixing: Let parameters meet tensors in which samples were mixed along
+            their axis: a sample's row then is its share of the batch loss.
+        ignore_penalty: Do not ask whether the samples account for all of the gradient,
+            where a term of the loss is no sample's: a penalty other than L1 or L2.
+    """
+
+    tracker: str | TrackerFactory
+    layout: str
+    update_every: int
+    oversample: int
+    strength: float | Callable[[int], float]
+    warmup: int
+    forget: float | None
+    after: Downstream | Sequence[Downstream] | None
+    loss_reduction: str
+    generator: torch.Generator | None
+    basis_dtype: torch.dtype | None
+    direction_rank: int | None
+    batch_dim: int | None
+    samples_in: str | Sequence[str] | None
+    allow_mixing: bool
+    ignore_penalty: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,36 +90,9 @@ class FilterOptions:
         rank: Number of directions K; with ``layout="layerwise"`` the number for each
             layer (at most its size), or a dictionary from layer names to numbers, where
             layers not named are left alone.
-        tracker: "power" (the paper's), "svd", or a function (dim, rank) -> tracker.
-        layout: "global", one basis for all parameters, or "layerwise", one per layer.
-        samples: "per_sample", or "microbatch": the backward passes of one step are the
-            samples, which works with every layer.
-        update_every: Take samples on every n-th step only.
-        oversample: Track this many directions more than are removed.
-        strength: Multiplies the removed part, in [0, 1]; or a function of the step.
-        warmup: Number of first steps that only watch.
-        forget: None averages all batches (the paper); a number in (0, 1) is the weight
-            of the newest batch.
-        after: What the filtered gradient (D,) goes through, in order.
-        loss_reduction: How the loss sums up samples: "mean" or "sum".
-        generator: Source of the initial basis; without one a fixed seed is used.
-        basis_dtype: Storage of the basis: torch.float32, float64 or bfloat16; the
-            parameters' own precision (at least float32) if not given.
-        direction_rank: Store every direction, in each weight matrix, as a product of
-            two thin matrices of this rank, and take samples as inputs and output
-            gradients: for models whose basis (D, K) or rows (B, D) do not fit.
-        stream: Use and drop each layer's samples while backward() runs, so that only
-            one layer's rows exist at a time. Needs ``layout="layerwise"`` and takes one
-            backward pass per step.
-        batch_dim: Which dimension of the model's input enumerates samples, if not 0.
-        samples_in: Which inputs of the model hold samples, by their names in
-            ``forward()``: "x", or "batch['ids']" inside a nested one; all others hold
-            none. Needed where the sizes of the inputs do not tell.
-        allow_mixing: Let parameters meet tensors in which samples were mixed along
-            their axis: a sample's row then is its share of the batch loss.
-        ignore_penalty: Do not ask whether the samples account for all of the gradient,
-            where a term of the loss is no sample's: a penalty other than L1 or L2.
-        scaler: The ``torch.amp.GradScaler`` in use, so that its factor is taken out.
+
+    The others are those of ``Options``, and ``samples``, ``stream`` and ``scaler`` as
+    in ``GradientFilter``.
     """
 
     rank: int | Mapping[str, int]
@@ -81,7 +104,7 @@ class FilterOptions:
     strength: float | Callable[[int], float] = 1.0
     warmup: int = 0
     forget: float | None = None
-    after: Downstream | Sequence[Downstream] = ()
+    after: Downstream | Sequence[Downstream] | None = ()
     loss_reduction: str = "mean"
     generator: torch.Generator | None = None
     basis_dtype: torch.dtype | None = None
@@ -94,19 +117,12 @@ class FilterOptions:
     scaler: torch.amp.GradScaler | None = None
 
     def __post_init__(self) -> None:
-        self._check_whole()
-        if self.update_every < 1:
-            raise ValueError(
-                f"update_every must be at least 1, got {self.update_every}"
-            )
-        if self.warmup < 0:
-            raise ValueError(f"warmup must not be negative, got {self.warmup}")
-        for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ValueError(
-                    f"{name} must be one of {tuple(known)}, got {getattr(self, name)!r}"
-                )
-        if not callable(self.strength):
+        self._check_numbers()
+        self._check_kinds()
+        _check_stages(self.after)
+        if callable(self.strength):
+            _check_schedule(self.strength)
+        else:
             _check_strength(self.strength)
         self._check_samples_in()
         self._check_direction_rank()
@@ -117,22 +133,52 @@ class FilterOptions:
                     "oversample and forget belong to the named trackers: "
                     "set them in your own tracker's constructor"
                 )
-        elif self.tracker not in TRACKERS:
+        elif not _is_among(self.tracker, TRACKERS):
             raise ValueError(
                 f"tracker must be one of {tuple(TRACKERS)} or a function (dim, rank) "
                 f"-> tracker, got {self.tracker!r}"
             )
 
-    def _check_whole(self) -> None:
+    def _check_kinds(self) -> None:
+        for name, known in CHOICES.items():
+            if not _is_among(getattr(self, name), known):
+                raise ValueError(
+                    f"{name} must be one of {tuple(known)}, got {getattr(self, name)!r}"
+                )
+        for name in FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(
+                    f"{name} must be True or False, got {getattr(self, name)!r}"
+                )
+        generator, scaler = self.generator, self.scaler
+        if not (generator is None or isinstance(generator, torch.Generator)):
+            raise ValueError(
+                f"generator must be a torch.Generator, got {generator!r}: give "
+                f"torch.Generator().manual_seed(...)"
+            )
+        # By what it is asked: other libraries have scalers of their own.
+        if not (scaler is None or hasattr(scaler, "get_scale")):
+            raise ValueError(
+                f"scaler must be the torch.amp.GradScaler in use, got {scaler!r}"
+            )
+
+    def _check_numbers(self) -> None:
         if isinstance(self.rank, Mapping):
             check_whole(**{f"rank of {name!r}": k for name, k in self.rank.items()})
         else:
             check_whole(rank=self.rank)
-        for name in ("update_every", "oversample", "warmup"):
-            check_whole(**{name: getattr(self, name)})
         for name in ("direction_rank", "batch_dim"):
             if getattr(self, name) is not None:
                 check_whole(**{name: getattr(self, name)})
+        for name, least in {"update_every": 1, "oversample": 0, "warmup": 0}.items():
+            check_whole(**{name: getattr(self, name)})
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"{name} must be at least {least}, got {getattr(self, name)}"
+                )
+        check_forget(self.forget)
+        if self.basis_dtype is not None:
+            check_storage(self.basis_dtype)
 
     def _check_samples_in(self) -> None:
         if declared(self.samples_in) and self.samples != "per_sample":
@@ -207,7 +253,7 @@ class FilterOptions:
     @property
     def stages(self) -> tuple[Downstream, ...]:
         """What the filtered gradient goes through, in order."""
-        return (self.after,) if callable(self.after) else tuple(self.after)
+        return (self.after,) if callable(self.after) else tuple(self.after or ())
 
     def takes_samples(self, step: int) -> bool:
         """Whether samples are taken at this step."""
@@ -283,6 +329,7 @@ CHOICES: dict[str, Collection[str]] = {
     "samples": KINDS,
     "loss_reduction": LOSS_REDUCTIONS,
 }
+FLAGS = ("stream", "allow_mixing", "ignore_penalty")
 
 
 def described(value: object) -> str:
@@ -290,10 +337,44 @@ def described(value: object) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 
-def _check_strength(strength: float) -> None:
-    if not 0 <= strength <= 1:
+def _is_among(value: object, known: Collection[str]) -> bool:
+    return isinstance(value, str) and value in known
+
+
+def _check_stages(after: object) -> None:
+    """Refuse an ``after`` that could not be called at the first step."""
+    stages = after if isinstance(after, list | tuple) else (after,)
+    for stage in () if after is None else stages:
+        if isinstance(stage, type):
+            raise ValueError(
+                f"after got the class {stage.__name__}: give an object of it, such as "
+                f"{stage.__name__}(...)"
+            )
+        if not callable(stage):
+            raise ValueError(
+                f"after must be a function of the filtered gradient (D,), or a list of "
+                f"them, got {after!r}"
+            )
+
+
+def _check_schedule(strength: Callable[[int], float]) -> None:
+    """Refuse a function that cannot be called with a step."""
+    try:
+        inspect.signature(strength).bind(0)
+    except TypeError as error:
         raise ValueError(
-            f"strength must lie between 0 (remove nothing) and 1, got {strength}"
+            f"strength must be a number or a function of the step alone, got "
+            f"{strength!r}: {error}"
+        ) from error
+    except ValueError:
+        return  # written in C: it does not tell what it takes
+
+
+def _check_strength(strength: object) -> None:
+    if not isinstance(strength, SupportsFloat) or not 0 <= float(strength) <= 1:
+        raise ValueError(
+            f"strength must lie between 0 (remove nothing) and 1, or be a function of "
+            f"the step that returns such a number, got {strength!r}"
         )
 
 

@@ -59,6 +59,7 @@ class Layout:
     ) -> None:
         if kind not in LAYOUTS:
             raise ValueError(f"layout must be one of {tuple(LAYOUTS)}, got {kind!r}")
+        check_model(model)
         allowed = None if only is None else {id(p) for p in only}
         named = [
             (name, p)
@@ -185,9 +186,17 @@ def selected(
         wanted: Tensors, names, or patterns of names such as "encoder.*"; all, if None.
         among: Leave out what is not among these (an optimizer's).
     """
+    check_model(model)
     if wanted is None:
         return None, None
-    wanted = [wanted] if isinstance(wanted, str) else list(wanted)
+    if isinstance(wanted, str):
+        wanted = [wanted]
+    if isinstance(wanted, Tensor) or not isinstance(wanted, Iterable):
+        raise ValueError(
+            f"parameters must be a list of tensors, names or patterns of names such as "
+            f"'encoder.*', got {kind_of(wanted)}"
+        )
+    wanted = list(wanted)
     patterns = [p for p in wanted if isinstance(p, str)]
     tensors = {id(p) for p in wanted if not isinstance(p, str)}
     allowed = None if among is None else {id(p) for p in among}
@@ -208,6 +217,19 @@ def selected(
         p for name, p in named if id(p) in tensors or matches(name, patterns)
     ]
     return found, patterns
+
+
+def check_model(model: object) -> None:
+    """Refuse what is no module; two arguments may have been swapped."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {kind_of(model)}")
+
+
+def kind_of(value: object) -> str:
+    """What was given: the name of its type, or the class itself."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return type(value).__name__
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -33,7 +33,7 @@ def of_samples(G):
         "share": spectrum.share(3),
         "rank": dataclasses.astuple(spectrum.suggested_rank(3)),
         "gap": dataclasses.astuple(spectrum.eigengap),
-        "effective rank": float(diagnostics.effective_rank(values)),
+        "entropy rank": float(diagnostics.entropy_rank(values)),
         "values": values,
         "projector": vectors @ vectors.T,
         "angles": diagnostics.principal_angles(basis, other[:, :3]),

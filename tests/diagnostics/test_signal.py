@@ -3,11 +3,11 @@ import math
 import pytest
 import torch
 from models import batches, small_classifier
-from reference import center, projector
+from reference import center, fraction, projector
 from torch.nn.functional import cross_entropy
 
 import dome
-from dome.diagnostics import SignalToNoise, signal_to_noise
+from dome.diagnostics import SignalToNoise, captured_fraction, signal_to_noise
 
 # Each statistical test compares a mean over many independent batches with the truth, in
 # units of its own standard error, which a normal distribution exceeds by this much once
@@ -115,3 +115,22 @@ def test_stats_before_the_first_sample_have_no_signal():
     assert math.isnan(stats.signal_to_noise)
     assert math.isnan(stats.signal_to_noise_after)
     assert stats.removed_share == 0
+
+
+def test_captured_fraction_is_the_papers_with_explicit_projections(rng):
+    G = torch.randn(7, 20, generator=rng, dtype=torch.float64)
+    U = torch.linalg.qr(torch.randn(20, 3, generator=rng, dtype=torch.float64)).Q
+    torch.testing.assert_close(captured_fraction(U, G), fraction(U, G))
+    with_zero = torch.cat([G, torch.zeros(7, 20).double()])
+    torch.testing.assert_close(captured_fraction(U, with_zero), fraction(U, G) / 2)
+
+
+def test_captured_fraction_tells_its_arguments_apart(rng):
+    G = torch.randn(7, 20, generator=rng, dtype=torch.float64)
+    U = torch.eye(20, dtype=torch.float64)[:, :3]
+    with pytest.raises(ValueError, match=r"basis \(D, K\) .*\(7, 20\) and \(20, 3\)"):
+        captured_fraction(G, U)
+    captured, total = (G @ U).square().sum(1), G.square().sum(1)
+    with pytest.deprecated_call(match=r"takes \(basis, samples\) now"):
+        old = captured_fraction(captured, total)
+    torch.testing.assert_close(old, captured_fraction(U, G))

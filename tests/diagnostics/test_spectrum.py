@@ -10,6 +10,7 @@ from dome.diagnostics import (
     data_spectrum,
     effective_rank,
     eigengap,
+    entropy_rank,
     knee,
     suggest_rank,
 )
@@ -122,7 +123,7 @@ def test_the_suggestion_says_where_it_comes_from(num, num_classes, rank, source)
 
 @pytest.mark.parametrize(
     ("known", "num_classes", "rank", "source"),
-    [(400, 10, 100, "C^2"), (60, 10, 10, "C"), (400, None, 400, "effective rank")],
+    [(400, 10, 100, "C^2"), (60, 10, 10, "C"), (400, None, 400, "entropy rank")],
 )
 def test_without_a_knee_the_classes_decide(known, num_classes, rank, source):
     values = torch.ones(known)
@@ -132,12 +133,36 @@ def test_without_a_knee_the_classes_decide(known, num_classes, rank, source):
     assert "lack of a knee" in str(suggested)
 
 
-def test_effective_rank_counts_directions():
-    assert effective_rank(torch.ones(7)) == pytest.approx(7)
-    assert effective_rank(torch.tensor([5.0, 0.0, 0.0])) == pytest.approx(1)
+def test_entropy_rank_counts_directions():
+    assert entropy_rank(torch.ones(7)) == pytest.approx(7)
+    assert entropy_rank(torch.tensor([5.0, 0.0, 0.0])) == pytest.approx(1)
     p = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     # Entropy of halves and quarters: 1.5 bits.
-    assert effective_rank(8 * p) == pytest.approx(2**1.5)
+    assert entropy_rank(8 * p) == pytest.approx(2**1.5)
+
+
+def test_the_old_name_of_entropy_rank_warns(rng):
+    values = torch.tensor([2.0, 1.0, 1.0])
+    with pytest.deprecated_call(match="entropy_rank now"):
+        assert effective_rank(values) == entropy_rank(values)
+    spectrum = batch_spectrum(torch.randn(9, 4, generator=rng))
+    with pytest.deprecated_call(match="entropy_rank now"):
+        assert spectrum.effective_rank == spectrum.entropy_rank
+
+
+def test_a_spectrum_is_printed_in_a_few_lines(rng):
+    scales = torch.ones(300, dtype=torch.float64)
+    scales[:3] = 20.0
+    spectrum = batch_spectrum(torch.randn(200, 300, generator=rng).double() * scales)
+    shown = str(spectrum)
+    assert len(shown.splitlines()) == 4
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "199 eigenvalues from 200 samples" in shown
+    assert f"2: {spectrum.share(2):.0%}, 5: {spectrum.share(5):.0%}" in shown
+    assert "3 outliers" in shown
+    assert "suggested rank 3, the knee of the spectrum" in shown
+    assert repr(spectrum) == "Spectrum(num_samples=200)"
+    assert "do not differ" in str(batch_spectrum(torch.ones(5, 3)))
 
 
 @pytest.mark.parametrize(

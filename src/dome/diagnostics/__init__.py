@@ -11,10 +11,11 @@ from dome.diagnostics.rank import (
     SuggestedRank,
     effective_rank,
     eigengap,
+    entropy_rank,
     knee,
     suggest_rank,
 )
-from dome.diagnostics.signal import SignalToNoise, signal_to_noise
+from dome.diagnostics.signal import SignalToNoise, captured_fraction, signal_to_noise
 from dome.diagnostics.spectrum import (
     Spectrum,
     batch_spectrum,
@@ -22,7 +23,7 @@ from dome.diagnostics.spectrum import (
     covariance_eigenvalues,
     data_spectrum,
 )
-from dome.diagnostics.stats import FilterStats, captured_fraction, collect_stats
+from dome.diagnostics.stats import FilterStats, collect_stats
 
 __all__ = [
     "Drift",
@@ -39,6 +40,7 @@ __all__ = [
     "data_spectrum",
     "effective_rank",
     "eigengap",
+    "entropy_rank",
     "knee",
     "principal_angles",
     "rms_sine",

@@ -8,6 +8,7 @@ faster.
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +37,7 @@ class SuggestedRank:
 
     Attributes:
         rank: The number.
-        source: "C", "C^2", "knee" or "effective rank": where it comes from.
+        source: "C", "C^2", "knee" or "entropy rank": where it comes from.
         knee: How many directions stand out; None if there is no knee.
         why: The same in words.
     """
@@ -50,10 +51,13 @@ class SuggestedRank:
         return self.why
 
 
-def effective_rank(eigenvalues: Tensor) -> float:
-    """Over how many directions variance is spread (Roy and Vetterli, 2007).
+def entropy_rank(eigenvalues: Tensor) -> float:
+    """Over how many directions variance is spread.
 
         exp(−Σ pᵢ log pᵢ),  pᵢ = λᵢ / Σ λ
+
+    The "effective rank" of Roy and Vetterli (2007). ``.stats.effective_rank`` is
+    something else: how many directions samples have determined.
 
     Args:
         eigenvalues: Not negative, shape (K,). All equal, it is K; one alone, 1.
@@ -61,6 +65,17 @@ def effective_rank(eigenvalues: Tensor) -> float:
     p = _checked(eigenvalues)
     p = p[p > 0] / p.sum()
     return math.exp(float(-(p * p.log()).sum())) if len(p) else 0.0
+
+
+def effective_rank(eigenvalues: Tensor) -> float:
+    """The old name of ``entropy_rank``."""
+    warnings.warn(
+        "diagnostics.effective_rank is called entropy_rank now: .stats has another "
+        "effective_rank, how many directions samples have determined",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return entropy_rank(eigenvalues)
 
 
 def eigengap(eigenvalues: Tensor) -> Eigengap:
@@ -100,7 +115,7 @@ def suggest_rank(eigenvalues: Tensor, num_classes: int | None = None) -> Suggest
 
     The knee decides. It is rounded to C or C² where it is within a factor of two of
     one of them, because a knee is not sharp. Without a knee it is the paper's C², or C
-    where so many eigenvalues are not known; without classes the effective rank.
+    where so many eigenvalues are not known; without classes the entropy rank.
 
     Args:
         eigenvalues: Of the centred covariance, in any order, shape (K,); the first half
@@ -113,7 +128,7 @@ def suggest_rank(eigenvalues: Tensor, num_classes: int | None = None) -> Suggest
     choices = {} if num_classes is None else {"C": num_classes, "C^2": num_classes**2}
     choices = {name: rank for name, rank in choices.items() if rank <= known}
     if found is None:
-        spread = {"effective rank": max(1, round(effective_rank(eigenvalues)))}
+        spread = {"entropy rank": max(1, round(entropy_rank(eigenvalues)))}
         name, rank = max((choices or spread).items(), key=lambda item: item[1])
         why = f"{rank}, the {name}" if not choices else f"{rank} = {name}"
         why += f", for lack of a knee among {known} eigenvalues"

@@ -10,6 +10,7 @@ seem to have a ratio of 1.
 """
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -70,6 +71,43 @@ def signal_to_noise(grads: Tensor, basis: Tensor | None = None) -> SignalToNoise
         squares = squares - torch.stack(inside)
     spread, length = squares.tolist()
     return from_squares(spread, length, len(grads))
+
+
+@own_arithmetic
+def captured_fraction(basis: Tensor, samples: Tensor) -> Tensor:
+    """How much of a sample's length lies in a basis: the paper's fraction, a scalar.
+
+        mean over b of ‖U Uᵀ g_b‖ / ‖g_b‖
+
+    Args:
+        basis: U, orthonormal columns, shape (D, K).
+        samples: G, one gradient a row, shape (B, D). One that is zero counts as 0.
+    """
+    if samples.dim() == 1 and basis.shape == samples.shape:
+        warnings.warn(
+            "captured_fraction takes (basis, samples) now: of squared norms, take "
+            "(captured / total).sqrt().mean()",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return fraction_of(basis, samples)
+    if basis.dim() != 2 or samples.dim() != 2 or samples.shape[1] != len(basis):
+        raise ValueError(
+            f"captured_fraction takes a basis (D, K) and samples as rows (B, D), got "
+            f"shapes {tuple(basis.shape)} and {tuple(samples.shape)}"
+        )
+    captured = squared_norms(product(samples, basis))
+    return fraction_of(captured, squared_norms(samples))
+
+
+def fraction_of(captured: Tensor, total: Tensor) -> Tensor:
+    """Mean of ‖U Uᵀ g_b‖ / ‖g_b‖ from the squared norms, each of shape (B,).
+
+    A sample that is zero has nothing to capture and counts as 0; one whose norm is not
+    known makes it NaN.
+    """
+    ratio = torch.where(total == 0, torch.zeros_like(total), captured / total)
+    return ratio.clamp(0.0, 1.0).sqrt().mean()
 
 
 def from_squares(spread: float, length: float, num_samples: int) -> SignalToNoise:

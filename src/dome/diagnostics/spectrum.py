@@ -5,8 +5,9 @@ not zero are those of the N x N Gram matrix of centred samples, formed in float6
 """
 
 import math
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 from dome.diagnostics.rank import (
     Eigengap,
     SuggestedRank,
-    effective_rank,
     eigengap,
+    entropy_rank,
     knee,
     suggest_rank,
 )
@@ -24,6 +25,7 @@ from dome.samples.batches import Batches, Data
 from dome.torch_private import own_arithmetic
 
 COLUMNS = 8192  # of the Gram matrix's sum, converted to float64 at once
+FIRST = (1, 2, 5, 10, 20, 50, 100, 200)  # shares that are printed
 MOST_SAMPLES = 5000  # whose N x N matrix takes 200 MB, beside their gradients
 
 
@@ -39,8 +41,26 @@ class Spectrum:
         num_samples: N.
     """
 
-    eigenvalues: Tensor
+    eigenvalues: Tensor = field(repr=False)
     num_samples: int
+
+    def __str__(self) -> str:
+        num = len(self.eigenvalues)
+        head = (
+            f"{num} eigenvalues from {self.num_samples} samples, trace "
+            f"{self.total_variance:.4g}"
+        )
+        if not self.total_variance > 0:
+            return f"{head}: the samples do not differ"
+        first = [k for k in FIRST if k < num]
+        shares = ", ".join(f"{k}: {self.share(k):.0%}" for k in first)
+        lines = [
+            head,
+            f"share of the first {shares}",
+            f"entropy rank {self.entropy_rank:.1f}, {self.num_outliers} outliers",
+            f"suggested rank {self.suggested_rank()}",
+        ]
+        return "\n".join(lines)
 
     @property
     def total_variance(self) -> float:
@@ -48,9 +68,20 @@ class Spectrum:
         return float(self.eigenvalues.sum())
 
     @property
-    def effective_rank(self) -> float:
+    def entropy_rank(self) -> float:
         """Over how many directions the variance is spread."""
-        return effective_rank(self.eigenvalues)
+        return entropy_rank(self.eigenvalues)
+
+    @property
+    def effective_rank(self) -> float:
+        """The old name of ``entropy_rank``."""
+        warnings.warn(
+            "Spectrum.effective_rank is called entropy_rank now: .stats has another "
+            "effective_rank, how many directions samples have determined",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.entropy_rank
 
     @property
     def eigengap(self) -> Eigengap:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dome.diagnostics.signal import from_squares
+from dome.diagnostics.signal import fraction_of, from_squares
 from dome.trackers import Tracker, Update
 
 
@@ -50,16 +50,6 @@ class FilterStats:
     skipped_updates: int
     orthogonality_error: float
     seconds: float
-
-
-def captured_fraction(captured: Tensor, total: Tensor) -> Tensor:
-    """Mean of ‖U Uᵀ g_b‖ / ‖g_b‖ from the squared norms, each of shape (B,).
-
-    A sample that is zero has nothing to capture and counts as 0; one whose norm is not
-    known makes it NaN.
-    """
-    ratio = torch.where(total == 0, torch.zeros_like(total), captured / total)
-    return ratio.clamp(0.0, 1.0).sqrt().mean()
 
 
 def collect_stats(
@@ -121,7 +111,7 @@ def _sums_over_blocks(updates: Sequence[Update]) -> dict[str, Tensor]:
     captured = torch.stack([u.captured for u in updates]).sum(dim=0)
     total = torch.stack([u.total for u in updates]).sum(dim=0)
     sums = {
-        "fraction": captured_fraction(captured, total),
+        "fraction": fraction_of(captured, total),
         "drift": torch.stack([u.drift for u in updates]).square().mean().sqrt(),
         "all": total.sum(),
         "kept": (total - captured).sum(),

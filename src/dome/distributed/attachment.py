@@ -1,13 +1,13 @@
 """``attach``: the filter across workers, as one line in a training loop."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from dome.attachment import call_before_step, check_no_filter
+from dome.attachment import call_before_step, check_optimizer
 from dome.compression import Compressor
 from dome.distributed.copied import CopiedDirections
 from dome.distributed.fully_shard import FullyShard
@@ -19,7 +19,7 @@ from dome.distributed.split_basis import SplitBasis
 from dome.distributed.workers import Workers
 from dome.filter import GradientFilter
 from dome.newcomers import Newcomers, held_by
-from dome.options import FilterOptions
+from dome.options import FilterOptions, Options
 from dome.parameters import Layout
 from dome.world import World
 
@@ -34,7 +34,7 @@ def attach(
     *,
     samples: str = "per_sample",
     share: str | int = "own",
-    **options: Any,  # noqa: ANN401 (the filters name and check them)
+    **options: Unpack[Options],
 ) -> GradientFilter:
     """Filter the gradients of every ``optimizer.step()`` across workers from now on.
 
@@ -62,14 +62,16 @@ def attach(
             ``fully_shard`` there is no other.
         share: With a compressor, how workers share bases: "own", not at all, or a
             number of steps after which they are brought together.
-        **options: Those of ``GradientFilter`` but ``scaler``; with ``fully_shard``
-            ``after`` is another exception.
+        **options: Those of ``dome.options.Options``; with ``fully_shard`` all but
+            ``after``.
 
     Returns:
         The filter; ``.detach()`` undoes this call.
     """
-    check_no_filter(optimizer)
-    if options.pop("scaler", None) is not None:
+    check_optimizer(model, optimizer)
+    check_compressor(compressor)
+    given: dict[str, Any] = {**options}
+    if given.pop("scaler", None) is not None:
         raise ValueError(
             "a GradScaler looks at gradients before they are averaged, so that one "
             "worker would skip a step that others take: train in bfloat16 without one"
@@ -80,13 +82,13 @@ def attach(
                 "a compressor needs the whole gradient, which no worker of fully_shard "
                 "has: use DistributedDataParallel, or leave the compressor out"
             )
-        chosen = _options(rank, "worker", options)
+        chosen = _options(rank, "worker", given)
         world: World = FullyShard(model, held_by(optimizer), chosen, samples)
         module = model
     else:
         ddp = _wrapped(model)
         parameters = _parameters(ddp, optimizer)
-        chosen = _options(rank, samples, options)
+        chosen = _options(rank, samples, given)
         world = _ddp_world(ddp, parameters, chosen, compressor, share)
         module = ddp.module
     grad_filter = GradientFilter.in_world(world)
@@ -116,7 +118,7 @@ def _ddp_world(
     compressor: Compressor | None,
     share: str | int,
 ) -> World:
-    every = _check_share(share, compressor)
+    every = check_share(share, compressor)
     if compressor is not None and options.direction_rank is not None:
         raise ValueError(
             "direction_rank is not supported with a compressor across workers, where "
@@ -134,7 +136,17 @@ def _ddp_world(
     return kind(model, layout, options, workers)
 
 
-def _check_share(share: str | int, compressor: Compressor | None) -> int:
+def check_compressor(compressor: object) -> None:
+    """Refuse what makes no messages."""
+    is_one = hasattr(compressor, "decode") and not isinstance(compressor, type)
+    if compressor is not None and not is_one:
+        raise ValueError(
+            f"compressor must be an object such as dome.compression.TopK(rate=100), "
+            f"got {compressor!r}"
+        )
+
+
+def check_share(share: str | int, compressor: Compressor | None) -> int:
     """The number of steps between synchronisations, 0 for none."""
     if share == "own":
         return 0

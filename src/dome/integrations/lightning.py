@@ -7,7 +7,7 @@ of itself, or methods of its own. The filter runs inside ``optimizer.step()``: a
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, Unpack
 
 import lightning.pytorch as pl
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 import dome.distributed
 from dome.attachment import attach
 from dome.filter import GradientFilter
+from dome.integrations.accelerate import TrainerOptions, check_options
 from dome.integrations.log import log_row
 
 
@@ -36,7 +37,7 @@ class DomeCallback(pl.Callback):  # type: ignore[misc] # Lightning is not type-c
         optimizer: Which of the optimizers of ``configure_optimizers`` is filtered; must
             be given if there are several. A second callback may take another one.
         log_stats: Whether ``.stats`` are logged, as "dome/fraction" and so on.
-        **options: Those of ``GradientFilter``; with DDP also ``compressor``.
+        **options: Those of ``dome.attach``, with DDP of ``dome.distributed.attach``.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class DomeCallback(pl.Callback):  # type: ignore[misc] # Lightning is not type-c
         watch: str | None = None,
         optimizer: int | None = None,
         log_stats: bool = True,
-        **options: Any,  # noqa: ANN401 (GradientFilter names and checks them)
+        **options: Unpack[TrainerOptions],
     ) -> None:
+        check_options("DomeCallback", rank, options)
         self.filter: GradientFilter | None = None
         self._rank, self._options = rank, options
         self._watch, self._optimizer = watch, optimizer
@@ -150,7 +152,7 @@ class DomeCallback(pl.Callback):  # type: ignore[misc] # Lightning is not type-c
     def _attach(
         self, trainer: pl.Trainer, module: pl.LightningModule, optimizer: Optimizer
     ) -> GradientFilter:
-        options = dict(self._options)
+        options: dict[str, Any] = {**self._options}
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
             options.setdefault("scaler", scaler)

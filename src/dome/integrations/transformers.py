@@ -7,7 +7,7 @@ after ``max_grad_norm``. Its state is a file of its own in each checkpoint folde
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from safetensors import safe_open
@@ -23,7 +23,12 @@ from transformers import (
 )
 
 from dome.filter import GradientFilter
-from dome.integrations.accelerate import attach, unwrapped
+from dome.integrations.accelerate import (
+    TrainerOptions,
+    attach,
+    check_options,
+    unwrapped,
+)
 from dome.integrations.log import log_row
 
 FILE = "dome_filter.safetensors"
@@ -45,7 +50,7 @@ class DomeTrainerCallback(TrainerCallback):  # type: ignore[misc] # is not type-
         resume_from: The checkpoint folder with the filter's state, if training resumes
             from one outside of ``output_dir``; "nothing" starts with a new basis.
         log_stats: Whether ``.stats`` are logged, as "dome_fraction" and so on.
-        **options: Those of ``GradientFilter``; in several processes those of
+        **options: Those of ``dome.attach``; in several processes those of
             ``dome.distributed.attach``.
 
     Attributes:
@@ -59,8 +64,9 @@ class DomeTrainerCallback(TrainerCallback):  # type: ignore[misc] # is not type-
         *,
         resume_from: str | Path | None = None,
         log_stats: bool = True,
-        **options: Any,  # noqa: ANN401 (GradientFilter names and checks them)
+        **options: Unpack[TrainerOptions],
     ) -> None:
+        check_options("DomeTrainerCallback", rank, options)
         self.filter: GradientFilter | None = None
         self.trainer: Trainer | None = None
         self._rank, self._options = rank, options

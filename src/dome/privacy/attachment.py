@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dome.attachment import call_before_step, check_no_filter
+from dome.attachment import call_before_step, check_optimizer
 from dome.options import Downstream, FilterOptions
 from dome.parameters import Layout
 from dome.privacy.accounting import Budget, check_positive, noise_multiplier_for
@@ -106,7 +106,7 @@ def attach(
         batch_dim=batch_dim,
         samples_in=samples_in,
     )
-    check_no_filter(optimizer)
+    check_optimizer(model, optimizer)
     check_model(model)
     held = [p for group in optimizer.param_groups for p in group["params"]]
     layout = Layout(model, only=held)

@@ -43,6 +43,12 @@ def may_be_factored(dim: int, num_columns: int, itemsize: int) -> bool:
     return dim >= TALL * num_columns and itemsize >= torch.float32.itemsize
 
 
+def check_storage(dtype: object) -> None:
+    """Refuse a precision in which no basis is stored."""
+    if dtype not in STORAGE:
+        raise ValueError(f"dtype must be one of {STORAGE}, got {dtype!r}")
+
+
 class Turn(NamedTuple):
     """Q P for an update U ← U P + Hᵀ M, and its inverse; None: U is multiplied out."""
 
@@ -72,8 +78,7 @@ class FactoredBasis:
         *,
         factored: bool = True,
     ) -> None:
-        if dtype not in STORAGE:
-            raise ValueError(f"dtype must be one of {STORAGE}, got {dtype}")
+        check_storage(dtype)
         self._S = torch.zeros(shard.num_rows, num_columns, dtype=dtype, device=device)
         self._Q: Tensor | None = None
         self.shard, self.num_columns, self.seed = shard, num_columns, seed

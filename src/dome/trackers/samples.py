@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -232,6 +232,16 @@ def check_whole(**values: object) -> None:
             raise ValueError(f"{name} must be a whole number, got {value!r}")
 
 
+def check_forget(forget: object) -> None:
+    """Refuse what is no weight of the newest batch."""
+    if forget is None or (isinstance(forget, SupportsFloat) and 0 < float(forget) < 1):
+        return
+    raise ValueError(
+        f"forget must be None (average over all batches) or lie strictly between 0 and "
+        f"1, got {forget!r}"
+    )
+
+
 class Intake:
     """Checks batches, counts them, and weighs the newest against the past.
 
@@ -260,11 +270,7 @@ class Intake:
             )
         if oversample < 0:
             raise ValueError(f"oversample must not be negative, got {oversample}")
-        if forget is not None and not 0 < forget < 1:
-            raise ValueError(
-                f"forget must be None (average over all batches) or lie strictly "
-                f"between 0 and 1, got {forget}"
-            )
+        check_forget(forget)
         if shard is not None and shard.dim != dim:
             raise ValueError(f"the shard is one of {shard.dim} rows, dim is {dim}")
         self.shard = Shard.whole(dim) if shard is None else shard
