@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dome.parameters import Layout
-from dome.samples.store.wanted import Leaves, Reach
+from dome.samples.store.gradients import Leaves, Reach
 from dome.torch_private import (
     current_graph_task,
     hook_after_first,
@@ -46,7 +46,7 @@ class Masks:
 
     def __init__(self, layout: Layout, shards: Sequence[slice] | None = None) -> None:
         self._layout = layout
-        self._leaves = Leaves()
+        self._leaves = Leaves(layout.parameters)
         columns = shards or [slice(slot.start, slot.stop) for slot in layout.slots]
         num, device = columns[-1].stop, layout.device
         self._arrived = torch.zeros(num, dtype=torch.bool, device=device)

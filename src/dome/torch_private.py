@@ -130,11 +130,11 @@ current_graph_task: Callable[[], int] = _needed(torch._C, "_current_graph_task_i
 will_run: Callable[[Node], bool] = _needed(torch._C, "_will_engine_execute_node")
 
 
-def when_backward_ends(call: Callable[[], None]) -> None:
-    """Call a function once the running backward pass has filled every ``.grad``."""
-    # What DDP ends its own with: in every torch 2, no way without it.
-    engine = getattr(torch.autograd.Variable, "_execution_engine", None)
-    _needed(engine, "queue_callback")(call)
+# Calls a function once the running backward pass has filled every ``.grad``: what DDP
+# ends its own with. In every torch 2, no way without it.
+when_backward_ends: Callable[[Callable[[], None]], None] = _needed(
+    getattr(torch.autograd.Variable, "_execution_engine", None), "queue_callback"
+)
 
 
 def own_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
@@ -208,7 +208,10 @@ def version_of(t: Tensor) -> int:
 
 def versions_of(tensors: Sequence[Tensor | None]) -> list[int]:
     """The same of each; -1 for None."""
-    return [-1 if t is None else version_of(t) for t in tensors]
+    try:
+        return [-1 if t is None else t._version for t in tensors]
+    except (AttributeError, RuntimeError):  # one of them needs the longer way
+        return [-1 if t is None else version_of(t) for t in tensors]
 
 
 def base_of(t: Tensor) -> Tensor | None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dome.privacy.accounting import Budget, PrivacyError
 from dome.privacy.refuse import check_products
 from dome.privacy.sampling import WHOLE, Marks, digest, marked, sample_digests
-from dome.samples.store.wanted import Leaves, Reach
+from dome.samples.store.gradients import Leaves, Reach
 from dome.samples.tracing.nested import Value, all_tensors
 from dome.torch_private import current_graph_task
 
@@ -132,7 +132,7 @@ class BatchGuard:
         self._budget, self._parameters = budget, parameters
         self._waiting: Drawn | None = None
         self._calls: list[Forward] = []
-        self._leaves = Leaves()
+        self._leaves = Leaves(parameters)
 
     @property
     def is_waiting(self) -> bool:

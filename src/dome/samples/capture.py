@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dome.samples.checkpoint import note_call, see_again
 from dome.samples.rules import ALWAYS, LIKE, PASSIVE, QUESTIONS, RULES, fallback
-from dome.samples.store.wanted import Taker, Wanted
+from dome.samples.store.sink import Taker, Wanted
 from dome.samples.tracing.inputs import (
     WATCHED,
     Roles,

@@ -20,7 +20,7 @@ from dome.torch_private import checkpoint_arguments, uncompiled
 
 if TYPE_CHECKING:
     from dome.samples.capture import Capture, CaptureMode
-    from dome.samples.store.wanted import Wanted
+    from dome.samples.store.sink import Wanted
 
 # A class of torch that is private.
 Frame = Any

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from dome.parameters import Layout
 from dome.samples.protocol import NONE
-from dome.samples.store.gradients import Gradients, came_without_samples
-from dome.samples.store.reading import read
-from dome.samples.store.wanted import Leaves, Reach
+from dome.samples.store.gradients import Gradients, Leaves, Reach, read
 from dome.samples.tracing.nested import Value, all_tensors
 from dome.torch_private import current_graph_task, is_compiled, when_backward_ends
 
@@ -32,7 +30,7 @@ class MicroBatch:
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self._layout = layout
-        self._leaves = Leaves()
+        self._leaves = Leaves(layout.parameters)
         self._active = True
         self._excused = False
         self._rows: list[Tensor] = []
@@ -82,7 +80,7 @@ class MicroBatch:
         """One row (N, D) for each backward pass; see the protocol."""
         rows, doubts = self._rows, self._doubts
         missing = due and self._active and not (rows or self._excused)
-        if missing and came_without_samples(self._since_step):
+        if missing and self._since_step.came():
             raise RuntimeError(
                 "no backward pass of this model was seen for this step, although .grad "
                 "was filled: the model was not called as model(...). Call the model "

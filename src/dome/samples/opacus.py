@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dome.parameters import Layout
 from dome.samples.protocol import NONE
-from dome.samples.store.gradients import Gradients, came_without_samples
+from dome.samples.store.gradients import Gradients
 
 
 def carries_grad_sample(model: nn.Module) -> bool:
@@ -65,7 +65,7 @@ class OpacusSamples:
             ([len(g) for g in batches] for batches in captured if batches), None
         )
         if sizes is None:
-            if due and self._active and came_without_samples(self._since_step):
+            if due and self._active and self._since_step.came():
                 raise RuntimeError(
                     "Opacus left no grad_sample for this step, although .grad was "
                     "filled: its hooks are off or were removed, or a forward pass had "

@@ -9,7 +9,7 @@ Samples come in two kinds:
 Rows are what every source gives. Factors are what rows are products of: a tracker whose
 directions are thin products themselves needs nothing but their products with its own
 factors (``dome.trackers.factors``), so that nothing of size B·D is ever formed. Both
-kinds are collected by takers of one capture; see ``dome.samples.store.wanted``.
+kinds are collected by takers of one capture; see ``dome.samples.store.sink``.
 """
 
 from collections.abc import Mapping, Sequence

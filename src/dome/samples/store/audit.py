@@ -4,23 +4,25 @@ A shared weight may be captured in some of its uses only. So now and then, what
 autograd delivers for a parameter is compared with the sum of the rows that this very
 backward pass left: before ``.grad`` is touched, so that accumulation, a loss scale,
 clipping and hooks of the user's make no difference. The numbers stay on the device
-until samples are taken; what they mean is said in ``verdict.py``.
+until samples are taken.
 
 Letters, for one parameter p of one backward pass: g its gradient, R (B, n) its rows,
-r = g − Σ_b R_b, s = sign(p).
+r = g − Σ_b R_b what they leave, s = sign(p). A penalty on the weights in the loss is no
+sample's: r = λ p for an L2 penalty, λ s for an L1 penalty, or a sum of both. Any other
+remainder is a use of the parameter that was not captured.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite, sqrt
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dome.parameters import Layout, Slot
-from dome.samples.store.group import AnyGroup
-from dome.samples.store.verdict import Finding
-from dome.samples.store.wanted import Leaves, Reach
+from dome.samples.store.gradients import Leaves, Reach
 from dome.torch_private import (
     current_graph_task,
     float32_products,
@@ -28,7 +30,7 @@ from dome.torch_private import (
     own_arithmetic,
 )
 
-# Relative to the rows of the parameter, and to those of all parameters. Rows and
+# Limits, relative to the rows of the parameter and to those of all. Rows and
 # gradient are the same numbers summed in another order; products of float32 numbers may
 # keep ten bits of 24 (TF32, on GPUs) or eight (float32_matmul_precision "medium").
 # Where a gradient vanishes exactly (keys' biases), all of it is rounding.
@@ -48,6 +50,11 @@ PIECE = 1 << 22
 # transformer takes 11 to 50 % longer (128 and 16 samples), which is half a per cent in
 # the long run at most.
 _EVERY = 100
+
+# Of fewer numbers, a remainder along p proves nothing: it always is.
+FEWEST = 3
+# The same for a remainder in the span of p and sign(p).
+_FEWEST_FOR_BOTH = 9
 
 
 def products(
@@ -90,6 +97,63 @@ def _wide(device: torch.device) -> torch.dtype:
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """The products of one parameter in one backward pass, on the host.
+
+    Attributes:
+        name: The parameter.
+        num: n, how many numbers it has.
+        has_rows: Whether any sample was captured.
+        limits: What rounding explains: of its own size, and of all parameters'.
+        rr: |r|², and so on.
+        rw: With the parameter.
+        rs: With its signs.
+        ww: Of the parameter with itself.
+        ws: With its signs.
+        ss: Of the signs with themselves.
+        gg: |g|².
+        of_rows: |R|², 0 without any.
+    """
+
+    name: str
+    num: int
+    has_rows: bool
+    limits: tuple[float, float]
+    rr: float
+    rw: float
+    rs: float
+    ww: float
+    ws: float
+    ss: float
+    gg: float
+    of_rows: float
+
+    @property
+    def size(self) -> float:
+        """What r is measured by: sums of rows may cancel, and rounding does not."""
+        return self.gg + self.of_rows
+
+    def remainder(self, l2: float, l1: float) -> float:
+        """|r − l2 p − l1 s|, what such a penalty leaves unexplained."""
+        squared = self.rr - 2 * (l2 * self.rw + l1 * self.rs)
+        squared += l2 * l2 * self.ww + 2 * l1 * l2 * self.ws + l1 * l1 * self.ss
+        return sqrt(max(squared, 0.0))
+
+    def penalties(self) -> list[tuple[float, float]]:
+        """The coefficients of p and s that explain most: one, the other, both."""
+        if self.num < FEWEST or self.ww == 0:
+            return []
+        fits = [(self.rw / self.ww, 0.0), (0.0, self.rs / self.ss)]
+        determinant = self.ww * self.ss - self.ws**2
+        # Weights of one size, as norms have at the start, leave nothing to tell apart.
+        if self.num >= _FEWEST_FOR_BOTH and determinant > 1e-6 * self.ww * self.ss:
+            l2 = (self.ss * self.rw - self.ws * self.rs) / determinant
+            l1 = (self.ww * self.rs - self.ws * self.rw) / determinant
+            fits.append((l2, l1))
+        return fits
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """What was found out about one parameter, its numbers still on the device."""
 
@@ -105,41 +169,59 @@ class Entry:
         return Finding(self.slot.name, num, self.has_rows, self.limits, *numbers)
 
 
+class Audited(Protocol):
+    """The samples of one backward pass and one batch size, as an audit sees them."""
+
+    written: set[int]
+
+    def parts(self, slot: Slot, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The sum of a parameter's samples, and what rounding is measured by."""
+
+    def dtype_of(self, slot: Slot) -> torch.dtype:
+        """The coarsest type in which a parameter's samples were computed."""
+
+
 class Audit:
     """Listens to the gradients of parameters on the steps that are looked into.
 
     Args:
         layout: The parameters.
-        groups: The groups of rows that the running backward pass has left so far.
+        groups: The samples that the running backward pass has left so far.
+
+    Attributes:
+        is_due: Whether the next forward pass begins a step that is looked into.
     """
 
-    def __init__(
-        self, layout: Layout, groups: Callable[[], Sequence[AnyGroup]]
-    ) -> None:
+    def __init__(self, layout: Layout, groups: Callable[[], Sequence[Audited]]) -> None:
+        self.is_due = True
         self._layout = layout
         self._groups = groups
-        self._leaves = Leaves()
+        self._leaves = Leaves(layout.parameters)
         self._steps_left = 0
         self._handles: list[RemovableHandle] = []
         self._entries: list[Entry] = []
 
     def begin(self) -> None:
-        """Listen from this forward pass on, if it is time again."""
-        if self._steps_left or self._handles:
-            return
+        """Listen from this forward pass on."""
+        self.is_due = False
         for p, slot in zip(self._layout.parameters, self._layout.slots, strict=True):
             if p.requires_grad:
                 self._handles.append(hook_first(p, self._listener(p, slot)))
 
     def end_step(self) -> list[Entry]:
         """Hand over what was found at this step, parameter by parameter."""
-        self._steps_left = _EVERY if self._handles else max(self._steps_left - 1, 0)
+        if not self._handles:
+            self._steps_left -= 1
+            self.is_due = self._steps_left <= 0
+            return []
         entries = sorted(self._entries, key=lambda entry: entry.slot.start)
         self.stop()
+        self._steps_left, self.is_due = _EVERY, False
         return entries
 
     def stop(self) -> None:
-        """Stop listening, and forget what was found."""
+        """Stop listening, and forget what was found; begin again at the next step."""
+        self.is_due = self.is_due or bool(self._handles)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -156,7 +238,7 @@ class Audit:
 
 @own_arithmetic
 def entry(
-    p: nn.Parameter, slot: Slot, grad: Tensor, groups: Sequence[AnyGroup]
+    p: nn.Parameter, slot: Slot, grad: Tensor, groups: Sequence[Audited]
 ) -> Entry:
     """A gradient against the rows that a backward pass left."""
     own = [group for group in groups if slot.start in group.written]
@@ -182,3 +264,58 @@ def _limits_for(
             limits.append(_LIMITS_TF32)
     own, of_all = zip(*limits, strict=True)
     return max(own), max(of_all)
+
+
+def unexplained(findings: Sequence[Finding]) -> list[Finding]:
+    """The parameters whose rows miss a part that is no penalty's."""
+    total = sum(f.size for f in findings)
+    if not isfinite(total):
+        return []  # a loss that is not finite is another matter
+    everything = sqrt(total)
+    suspects = [f for f in findings if _limit(f, everything) < sqrt(f.rr)]
+    # Small parameters believe in the penalty of larger ones.
+    known = [
+        fit
+        for f in suspects
+        for fit in f.penalties()
+        if f.remainder(*fit) <= _limit(f, everything)
+    ]
+    return [
+        f
+        for f in suspects
+        if all(
+            f.remainder(*fit) > _limit(f, everything)
+            for fit in ((0.0, 0.0), *f.penalties(), *known)
+        )
+    ]
+
+
+def check_complete(findings: Sequence[Finding]) -> None:
+    """Raise ``RuntimeError`` for a parameter whose rows miss a part of its gradient."""
+    for finding in unexplained(findings):
+        if not finding.has_rows:
+            raise RuntimeError(
+                f"parameter {finding.name!r} has a gradient that no captured sample "
+                "accounts for: it was used outside model(...) or inside a "
+                "torch.autograd.Function, or .grad was set by hand. Call the model "
+                'itself, or use samples="microbatch"'
+            )
+        raise RuntimeError(
+            f"the captured samples of parameter {finding.name!r} miss a part of its "
+            f"gradient ({_share(finding):.0%} of it): it is used once more outside "
+            "model(...) or inside a torch.autograd.Function. Call the model itself, "
+            "put the step into `with grad_filter.watch(inputs):`, or use "
+            'samples="microbatch"; if this is a penalty on the weights, pass '
+            "ignore_penalty=True"
+        )
+
+
+def _share(finding: Finding) -> float:
+    return sqrt(finding.rr / finding.gg) if finding.gg else 1.0
+
+
+def _limit(finding: Finding, everything: float) -> float:
+    own, of_all = finding.limits
+    if not finding.has_rows:
+        return own * sqrt(finding.size)
+    return max(own * sqrt(finding.size), of_all * everything)

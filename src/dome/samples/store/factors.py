@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dome.parameters import Slot
-from dome.samples.store.wanted import Pass
+from dome.samples.store.sink import Pass
 from dome.torch_private import version_of, versions_of
 from dome.trackers.factors import FactorBatch, Product, Use
 from dome.trackers.thin import SMALL_WEIGHT, can_be_thin

@@ -1,20 +1,86 @@
-"""What becomes of ``.grad`` between steps, asked of the device as rarely as possible.
+"""What is known of ``.grad`` on the host, and what only the device can tell.
 
-Whether somebody wrote to a gradient, tensors tell by a counter on the host. Whether it
-holds anything but zeros, only the device knows: the answer is left there, as a number
-that is read together with others when samples are taken.
+    backward()   which gradients does it compute, which does it fill in?   ``Leaves``
+    later        has anybody written to them, or thrown them away?         ``Gradients``
+    the step     answers of the device, read in one wait                   ``read``
+
+A tensor counts on the host how often it was written to. Whether it holds anything but
+zeros only the device knows: such an answer stays there until samples are taken.
 """
 
 import weakref
 from collections.abc import Sequence
+from enum import IntEnum
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 
-from dome.torch_private import norms_of, version_of, versions_of
+from dome.torch_private import (
+    current_graph_task,
+    in_compiled_autograd,
+    norms_of,
+    versions_of,
+    will_run,
+)
 
-# A gradient and how often it was written to.
-Mark = tuple["weakref.ref[Tensor]", int] | None
+
+class Reach(IntEnum):
+    """What the running backward pass does about the gradient of a parameter."""
+
+    NOTHING = 0
+    COMPUTES = 1  # for autograd.grad(), which leaves .grad alone
+    FILLS = 2
+
+
+class Leaves:
+    """Where the gradients of some parameters end in the graph of a backward pass.
+
+    Autograd is asked once in each backward pass, about all of them.
+
+    Args:
+        parameters: Those that may be asked about.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+        # Looking up a node costs as much as a small product: kept from pass to pass.
+        self._nodes: dict[int, tuple[torch.device, torch.dtype, Node]] = {}
+        self._task = -1
+        self._reach: dict[int, Reach] = {}
+
+    def reach(self, p: nn.Parameter) -> Reach:
+        """What the running backward pass does about the gradient of a parameter."""
+        task = current_graph_task()
+        if task != self._task:
+            if in_compiled_autograd():
+                raise RuntimeError(
+                    "this backward() runs under compiled autograd, which does not tell "
+                    "which gradients it fills: switch compiled autograd off; models "
+                    "may be compiled all the same"
+                )
+            self._reach = {id(q): self._ask(q) for q in self._parameters}
+            self._task = task
+        return self._reach[id(p)]
+
+    def _ask(self, p: nn.Parameter) -> Reach:
+        if not p.requires_grad:
+            return Reach.NOTHING  # frozen since the forward pass
+        found = self._nodes.get(id(p))
+        # Moving a parameter to another device or type gives it a new node.
+        if found is None or found[:2] != (p.device, p.dtype):
+            try:
+                found = (p.device, p.dtype, get_gradient_edge(p).node)
+            except AttributeError:
+                # Inside torch.func, which has graphs of its own and fills no .grad.
+                return Reach.COMPUTES
+            self._nodes[id(p)] = found
+        try:
+            return Reach.FILLS if will_run(found[2]) else Reach.NOTHING
+        except RuntimeError:
+            # Torch refuses to answer for a leaf that autograd.grad() was asked for.
+            return Reach.COMPUTES
 
 
 class Gradients:
@@ -26,17 +92,16 @@ class Gradients:
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
-        self._marks: list[Mark] = []
+        # Of each: the gradient, and how often it was written to.
+        self._grads: list[weakref.ref[Tensor] | None] = []
+        self._versions: list[int] = []
         self.note()
 
     def note(self) -> None:
         """Remember the gradients as they are now."""
         grads = [p.grad for p in self._parameters]
-        versions = versions_of(grads)
-        self._marks = [
-            None if grad is None else (weakref.ref(grad), version)
-            for grad, version in zip(grads, versions, strict=True)
-        ]
+        self._versions = versions_of(grads)
+        self._grads = [None if grad is None else weakref.ref(grad) for grad in grads]
 
     @property
     def are_missing(self) -> bool:
@@ -46,34 +111,74 @@ class Gradients:
     @property
     def are_as_noted(self) -> bool:
         """Whether nobody wrote to any of them since ``note()``."""
-        return all(map(_is_as_noted, self._parameters, self._marks))
+        return all(is_same for _, is_same in self._compared())
 
     @property
     def may_be_zeroed(self) -> bool:
         """Whether every one was written to since ``note()``, perhaps by zeros."""
-        pairs = zip(self._parameters, self._marks, strict=True)
         return not any(
-            p.grad is not None and _is_as_noted(p, mark) for p, mark in pairs
+            grad is not None and is_same for grad, is_same in self._compared()
         )
+
+    def came(self) -> bool:
+        """Whether gradients were filled since ``note()``, and not with zeros.
+
+        Waits for the device: to be asked where samples were due and none are there.
+        """
+        if self.are_missing or self.are_as_noted:
+            return False
+        # A worker without samples may have a gradient of zeros.
+        return float(self.largest_norm()) != 0
 
     def largest_norm(self) -> Tensor:
         """A number that is 0 if all are zero, shape (); it stays on the device."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
         return torch.stack([norm.float() for norm in norms_of(grads)]).amax()
 
+    def _compared(self) -> list[tuple[Tensor | None, bool]]:
+        """Each gradient, and whether it is as it was noted."""
+        grads = [p.grad for p in self._parameters]
+        before = [None if ref is None else ref() for ref in self._grads]
+        versions = zip(versions_of(grads), self._versions, strict=True)
+        return [
+            (grad, grad is old and now == then)
+            for grad, old, (now, then) in zip(grads, before, versions, strict=True)
+        ]
 
-def _is_as_noted(p: nn.Parameter, mark: Mark) -> bool:
-    if mark is None or p.grad is None:
-        return mark is None and p.grad is None
-    return mark[0]() is p.grad and mark[1] == version_of(p.grad)
+
+def read(*answers: Sequence[Tensor]) -> list[list[list[float]]]:
+    """Lists of small tensors as lists of lists of numbers, for one wait in all."""
+    flat = [t.reshape(-1) for some in answers for t in some]
+    if not flat:
+        return [[] for _ in answers]
+    kind = reduce(torch.promote_types, (t.dtype for t in flat))
+    numbers = iter(torch.cat([t.to(kind) for t in flat]).tolist())
+    return [
+        [[next(numbers) for _ in range(t.numel())] for t in some] for some in answers
+    ]
 
 
-def came_without_samples(gradients: Gradients) -> bool:
-    """Whether gradients were filled since ``note()``, and not with zeros.
+class Questions:
+    """Errors that depend on the device, raised at once where that costs no wait."""
 
-    Waits for the device: to be asked where samples were due and none are there.
-    """
-    if gradients.are_missing or gradients.are_as_noted:
-        return False
-    # A worker without samples may have a gradient of zeros.
-    return float(gradients.largest_norm()) != 0
+    def __init__(self) -> None:
+        self._open: list[tuple[Tensor, RuntimeError]] = []
+
+    def raise_if(self, doubt: Tensor | None, error: RuntimeError) -> None:
+        """Raise an error if a doubt (0-dimensional) is true, now or in ``answer``."""
+        if doubt is None:
+            return
+        if doubt.device.type != "cpu":
+            self._open.append((doubt, error))
+        elif doubt:
+            raise error
+
+    def answer(self) -> None:
+        """Raise the first open error whose doubt is true."""
+        if not self._open:
+            return
+        waiting, self._open = self._open, []
+        (answers,) = read([doubt for doubt, _ in waiting])
+        for (answer,), (_, error) in zip(answers, waiting, strict=True):
+            if answer:
+                raise error

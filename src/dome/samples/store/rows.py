@@ -12,21 +12,107 @@ Forward passes of their own ``backward()`` (gradient accumulation) are other sam
 whatever their size: their rows lie one below the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dome.parameters import Layout
-from dome.samples.store.audit import Audit, Entry, entry
+from dome.parameters import Layout, Slot
+from dome.samples.store.audit import FEWEST, Audit, Entry, check_complete, entry
 from dome.samples.store.factors import FactorGroup, batch_of
-from dome.samples.store.gradients import Gradients, came_without_samples
-from dome.samples.store.group import AnyGroup, Group, by_samples
-from dome.samples.store.reading import read
-from dome.samples.store.verdict import FEWEST, check_complete
-from dome.samples.store.wanted import Pass, Reach
+from dome.samples.store.gradients import Gradients, Reach, read
+from dome.samples.store.sink import Pass
 from dome.torch_private import current_graph_task, when_backward_ends
 from dome.trackers.factors import FactorBatch, Product
+
+
+class RowGroup:
+    """Rows (B, D) of one backward pass, filled one parameter at a time.
+
+    Args:
+        buffer: At least as many rows as are needed.
+        num_rows: B.
+        task: The backward pass.
+        first: The first column, if there are those of a layer only.
+    """
+
+    def __init__(
+        self, buffer: Tensor, num_rows: int, task: int, first: int = 0
+    ) -> None:
+        self.buffer = buffer
+        self._first = first
+        self.rows = buffer[:num_rows]
+        self.num_rows = num_rows
+        self.task = task
+        self.written: set[int] = set()
+        self.passes: set[Pass] = set()
+        self._coarse: dict[int, torch.dtype] = {}
+
+    def view(self, slot: Slot) -> Tensor:
+        """The columns of a parameter, shape (B, *parameter)."""
+        start = slot.start - self._first
+        columns = self.rows.narrow(1, start, slot.stop - slot.start)
+        if len(slot.shape) == 1:
+            return columns
+        return columns.view(self.num_rows, *slot.shape)
+
+    def room(self, slot: Slot, dtype: torch.dtype, zero: bool) -> Tensor | None:
+        """The columns of a parameter (B, *parameter), to be written by the caller.
+
+        None if they hold a contribution already, or numbers of another type. With
+        ``zero`` they are cleared, and offered for later contributions too.
+        """
+        fresh = slot.start not in self.written
+        if self.rows.dtype != dtype or not (fresh or zero):
+            return None
+        self.written.add(slot.start)
+        view = self.view(slot)
+        return view.zero_() if zero and fresh else view
+
+    def keep(self, slot: Slot, product: Product) -> bool:
+        """Whether samples are taken as a product: here they are rows."""
+        del slot, product
+        return False
+
+    def parts(self, slot: Slot, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The sum of a parameter's rows, and their lengths: see ``audit``."""
+        rows = self.view(slot)
+        # They are as wide as the widest parameter of the model.
+        wide = torch.promote_types(rows.dtype, kind)
+        return rows.sum(0, dtype=kind), torch.linalg.vector_norm(rows, dtype=wide)
+
+    def add(self, slot: Slot, grads: Tensor, dtype: torch.dtype) -> None:
+        """Write a first contribution (B, *parameter), add a later one."""
+        if slot.start in self.written:
+            self.view(slot).add_(grads)
+        else:
+            self.view(slot).copy_(grads)
+            self.written.add(slot.start)
+        coarsest = self._coarse.get(slot.start, self.rows.dtype)
+        if dtype != coarsest and torch.finfo(dtype).eps > torch.finfo(coarsest).eps:
+            self._coarse[slot.start] = dtype
+
+    def dtype_of(self, slot: Slot) -> torch.dtype:
+        """The coarsest type in which the rows of a parameter were computed."""
+        return self._coarse.get(slot.start, self.rows.dtype)
+
+    def finish(self, slots: Iterable[Slot]) -> None:
+        """Clear the columns of parameters that this backward pass left out."""
+        for slot in slots:
+            if slot.start not in self.written:
+                self.view(slot).zero_()
+
+    def absorb(self, other: "RowGroup", slots: Iterable[Slot]) -> None:
+        """Add the rows of another group, of the same samples."""
+        self.passes |= other.passes
+        for slot in slots:
+            if slot.start in other.written:
+                self.add(slot, other.view(slot), other.dtype_of(slot))
+
+
+AnyGroup = RowGroup | FactorGroup
+G = TypeVar("G", RowGroup, FactorGroup)
 
 
 class Rows:
@@ -76,30 +162,26 @@ class Rows:
 
     def begin(self, num_samples: int) -> None:
         """Note a forward pass: from now on gradients must have rows."""
-        self._drop_stale()
+        if self._groups:
+            self._drop_stale()
         # No samples, no rows: the last of uneven batches.
         if num_samples:
             self._forward_seen = True
         else:
             self._empty_seen = True
-        if self._audit is not None and self.least is Reach.FILLS:
-            self._audit.begin()
+        audit = self._audit
+        if audit is not None and audit.is_due and self.least is Reach.FILLS:
+            audit.begin()
 
-    def room(
-        self, source: Pass, p: nn.Parameter, dtype: torch.dtype, zero: bool
-    ) -> Tensor | None:
-        """Space (B, *parameter) for a rule to write into: see ``Group``."""
-        return self._group(source).room(self.layout.slot_of[id(p)], dtype, zero)
-
-    def keep(self, source: Pass, p: nn.Parameter, product: Product) -> bool:
-        """Whether samples of the running backward pass are taken as a product."""
-        return self._group(source).keep(self.layout.slot_of[id(p)], product)
-
-    def put(
-        self, source: Pass, p: nn.Parameter, grads: Tensor, dtype: torch.dtype
-    ) -> None:
-        """Add rows (B, *parameter) of the running backward pass."""
-        self._group(source).add(self.layout.slot_of[id(p)], grads, dtype)
+    def group(self, source: Pass, slot: Slot) -> AnyGroup:
+        """Where samples of the running backward pass and this batch size go."""
+        del slot  # those of all parameters lie in one group
+        task = current_graph_task()
+        found = self._groups.get((task, source.batch))
+        if found is None:
+            found = self._begin_group(task, source.batch)
+        found.passes.add(source)
+        return found
 
     def take(self, grads: Sequence[Tensor | None] | None = None) -> Tensor | None:
         """All waiting rows (B, D), unwritten parameters as zeros; None without any.
@@ -109,9 +191,8 @@ class Rows:
         Args:
             grads: The gradients that the rows must account for; ``.grad`` by default.
         """
-        complete = self._complete_groups(grads)
-        groups = [group for group in complete if isinstance(group, Group)]
-        groups = by_samples(groups, self.layout.slots)
+        found = cast("Sequence[RowGroup]", self._complete_groups(grads))
+        groups = by_samples(found, self.layout.slots)
         for group in groups:
             group.finish(self.layout.slots)
         if len(groups) == 1:
@@ -120,9 +201,8 @@ class Rows:
 
     def take_factors(self) -> FactorBatch | None:
         """All waiting samples, parameter by parameter; None without any."""
-        complete = self._complete_groups(None)
-        groups = [group for group in complete if isinstance(group, FactorGroup)]
-        groups = by_samples(groups, self.layout.slots)
+        found = cast("Sequence[FactorGroup]", self._complete_groups(None))
+        groups = by_samples(found, self.layout.slots)
         return batch_of(groups, self.layout.slots) if groups else None
 
     def came_without(self) -> bool:
@@ -132,7 +212,7 @@ class Rows:
         this taker rests, or was told to expect gradients of no sample.
         """
         seen = self._forward_seen or self._empty_seen or self._excused or self._groups
-        return self.active and not seen and came_without_samples(self._since_step)
+        return self.active and not seen and self._since_step.came()
 
     def excuse(self) -> None:
         """Expect gradients at this step that are no sample's."""
@@ -140,63 +220,46 @@ class Rows:
 
     def discard(self) -> None:
         """Forget the waiting rows and that a forward pass was seen."""
-        self._forward_seen = self._empty_seen = self._excused = False
         if self._audit is not None:
             self._audit.stop()
+        self._end_step()
+
+    def _end_step(self) -> None:
+        self._forward_seen = self._empty_seen = self._excused = False
         self._since_step.note()
         self._recycle()
 
-    def _complete_groups(self, grads: Sequence[Tensor | None] | None) -> list[AnyGroup]:
+    def _complete_groups(
+        self, grads: Sequence[Tensor | None] | None
+    ) -> Sequence[AnyGroup]:
         """The groups of this step; an error if they miss a part of the gradient."""
         if grads is None and self._since_backward.are_missing:
             self.discard()  # what they belonged to was thrown away
         groups, doubts = list(self._groups.values()), self._doubts
-        unwritten, audited = self._entries(grads)
-        self.discard()
-        if not (doubts or unwritten or audited):
-            return groups
-        norms, *numbers = read(
-            [norm for _, norm in doubts],
-            [entry.products for entry in unwritten],
-            [entry.products for entry in audited],
-        )
-        void = [
-            num for (num, _), (norm,) in zip(doubts, norms, strict=True) if not norm
-        ]
-        dropped = {group.task for group in groups[: max(void, default=0)]}
-        groups = groups[max(void, default=0) :]
-        written = set().union(*(group.written for group in groups))
-        pairs = [
-            pair
-            for pair in zip(unwritten, numbers[0], strict=True)
-            if pair[0].slot.start not in written
-        ]
-        pairs += [
-            pair
-            for pair in zip(audited, numbers[1], strict=True)
-            if pair[0].task not in dropped
-        ]
-        check_complete([entry.finding(found) for entry, found in pairs])
+        unwritten, audited = self._entries(groups, grads)
+        self._end_step()
+        if doubts or unwritten or audited:
+            return _checked(groups, doubts, unwritten, audited)
         return groups
 
     def _entries(
-        self, grads: Sequence[Tensor | None] | None
+        self, groups: list[AnyGroup], grads: Sequence[Tensor | None] | None
     ) -> tuple[list[Entry], list[Entry]]:
         """Gradients to be compared: of parameters without rows, and of all if due."""
         audited = [] if self._audit is None else self._audit.end_step()
         if self._audit is None or self._excused:
             return [], []
-        parameters, groups = self.layout.parameters, list(self._groups.values())
+        parameters, slots = self.layout.parameters, self.layout.slots
         if grads is not None:
-            triples = zip(parameters, self.layout.slots, grads, strict=True)
+            triples = zip(parameters, slots, grads, strict=True)
             return [], [entry(p, s, g, groups) for p, s, g in triples if g is not None]
         if not (groups or self._forward_seen):
             return [], audited
-        sure = groups[max((num for num, _ in self._doubts), default=0) :]
-        written = set().union(*(group.written for group in sure))
+        num_doubted = self._doubts[-1][0] if self._doubts else 0
+        written = set().union(*[group.written for group in groups[num_doubted:]])
         unwritten = [
             entry(p, slot, p.grad, [])
-            for p, slot in zip(parameters, self.layout.slots, strict=True)
+            for p, slot in zip(parameters, slots, strict=True)
             if slot.start not in written and p.grad is not None and p.numel() >= FEWEST
         ]
         return unwritten, audited
@@ -206,23 +269,23 @@ class Rows:
         task = current_graph_task()
         return [group for group in self._groups.values() if group.task == task]
 
-    def _group(self, source: Pass) -> AnyGroup:
-        """The group of the backward pass that is running now and this batch size."""
-        task, batch = current_graph_task(), source.batch
-        found = self._groups.get((task, batch))
-        if found is None:
-            if not self._running() and self.least is Reach.FILLS:
+    def _begin_group(self, task: int, batch: int) -> AnyGroup:
+        if self.least is Reach.FILLS and not (self._groups and self._running()):
+            if self._groups:
                 self._drop_stale()
-                when_backward_ends(self._since_backward.note)
-            found = self._new_group(batch, task)
-            self._groups[task, batch] = found
-        found.passes.add(source)
-        return found
+            when_backward_ends(self._since_backward.note)
+        like, dtype = self.layout.parameters[0], self.layout.common_dtype
+        made: AnyGroup
+        if self._direction_rank is None:
+            made = RowGroup(self._buffer(batch, dtype, like), batch, task)
+        else:
+            rank, spare = self._direction_rank, self._spare_rows
+            made = FactorGroup(batch, task, dtype, like.device, rank, spare)
+        self._groups[task, batch] = made
+        return made
 
     def _drop_stale(self) -> None:
         """Forget waiting groups whose gradient was thrown away by ``zero_grad()``."""
-        if not self._groups:
-            return
         if self._since_backward.are_missing:
             self._recycle()
         elif self._since_backward.may_be_zeroed:
@@ -233,19 +296,12 @@ class Rows:
 
     def _recycle(self) -> None:
         for group in self._groups.values():
-            if isinstance(group, Group):
+            if isinstance(group, RowGroup):
                 self._spare.append(group.buffer)
             else:
                 self._spare_rows |= group.buffers()
         self._groups.clear()
         self._doubts = []
-
-    def _new_group(self, batch: int, task: int) -> AnyGroup:
-        like, dtype = self.layout.parameters[0], self.layout.common_dtype
-        if self._direction_rank is None:
-            return Group(self._buffer(batch, dtype, like), batch, task)
-        rank, spare = self._direction_rank, self._spare_rows
-        return FactorGroup(batch, task, dtype, like.device, rank, spare)
 
     def _buffer(self, batch: int, dtype: torch.dtype, like: Tensor) -> Tensor:
         for i, spare in enumerate(self._spare):
@@ -258,3 +314,66 @@ class Rows:
         self._spare.clear()
         shape = (batch, self.layout.dim)
         return torch.zeros(shape, dtype=dtype, device=like.device)
+
+
+def _checked(
+    groups: list[AnyGroup],
+    doubts: list[tuple[int, Tensor]],
+    unwritten: list[Entry],
+    audited: list[Entry],
+) -> list[AnyGroup]:
+    """The groups that are not void; an error if they miss a part of the gradient.
+
+    Args:
+        groups: In the order of their backward passes.
+        doubts: How many groups are void if this number on the device is 0.
+        unwritten: Gradients of parameters that no group has rows of, void ones aside.
+        audited: Gradients that a backward pass brought.
+    """
+    norms, *numbers = read(
+        [norm for _, norm in doubts],
+        [entry.products for entry in unwritten],
+        [entry.products for entry in audited],
+    )
+    void = [num for (num, _), (norm,) in zip(doubts, norms, strict=True) if not norm]
+    dropped = {group.task for group in groups[: max(void, default=0)]}
+    groups = groups[max(void, default=0) :]
+    written = set().union(*(group.written for group in groups))
+    pairs = [
+        pair
+        for pair in zip(unwritten, numbers[0], strict=True)
+        if pair[0].slot.start not in written
+    ]
+    pairs += [
+        pair
+        for pair in zip(audited, numbers[1], strict=True)
+        if pair[0].task not in dropped
+    ]
+    check_complete([entry.finding(found) for entry, found in pairs])
+    return groups
+
+
+def by_samples(groups: Sequence[G], slots: Sequence[Slot]) -> list[G]:
+    """Groups that hold the same samples added up, the others as they are.
+
+    A second ``backward()`` through a forward pass is about the same samples, and so is
+    one through later passes that go on from it.
+    """
+    if len(groups) == 1:
+        return list(groups)
+    apart: list[G] = []
+    for group in groups:
+        same: list[G] = [
+            known
+            for known in apart
+            if known.num_rows == group.num_rows and known.passes & group.passes
+        ]
+        if not same:
+            apart.append(group)
+            continue
+        others = same[1:]
+        others.append(group)
+        for other in others:
+            same[0].absorb(other, slots)
+        apart = [known for known in apart if known not in same[1:]]
+    return apart

@@ -1,49 +1,159 @@
-"""Where a rule puts the per-sample gradient of one weight that it met.
+"""From a rule to those who take the samples of a weight that it met.
 
-A weight is a tracked parameter, whose rows are written straight into the buffer, or a
-tensor derived from parameters alone (a view, a merged LoRA weight, a weight norm):
-then the rows are pulled back to the parameters through that small graph.
+    rule ──► Site ──► Sink of the weight ──► group of taker 1   rows, or products
+                 └──► Sink of the bias   └─► group of taker 2
+
+A weight is a tracked parameter, or a tensor derived from parameters alone (a view, a
+merged LoRA weight, a weight norm): then rows are pulled back to the parameters through
+that small graph. One capture feeds all takers of a model: an operation runs once, its
+per-sample gradients are made once, and each taker gets those of its own parameters.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge
 
-from dome.samples.store.wanted import Pass, Taker
+from dome.parameters import Layout, Slot
+from dome.samples.store.gradients import Leaves, Reach
 from dome.samples.tracing.origins import Place
 from dome.trackers.factors import Product, Side
 
 
+class Group(Protocol):
+    """The samples of one backward pass and one batch size, parameter by parameter."""
+
+    def room(self, slot: Slot, dtype: torch.dtype, zero: bool) -> Tensor | None:
+        """Space (B, *parameter) for a rule to write into, None if there is none."""
+
+    def keep(self, slot: Slot, product: Product) -> bool:
+        """Whether samples are taken as a product; if not, they come as rows."""
+
+    def add(self, slot: Slot, grads: Tensor, dtype: torch.dtype) -> None:
+        """Add rows (B, *parameter), which were computed in a type."""
+
+
+class Taker(Protocol):
+    """Collects the samples of some of a model's parameters, in one of two forms.
+
+    As rows: gradients (B, *parameter), which lie side by side in one matrix (B, D).
+
+    As products: a rule has δ (B, T, out) and a (B, T, in) in its hands just before it
+    multiplies them. It offers them first, see ``dome.trackers.factors``; a taker that
+    keeps these two never sees rows. If several take samples of a parameter, rows are
+    made for all.
+
+    Attributes:
+        layout: The parameters.
+        active: Whether samples are wanted now.
+        least: What a backward pass must do about a parameter to leave samples.
+        keeps_products: Whether it is worth offering products.
+    """
+
+    layout: Layout
+    active: bool
+    least: Reach
+    keeps_products: bool
+
+    def begin(self, num_samples: int) -> None:
+        """A forward pass of so many samples starts."""
+
+    def group(self, source: "Pass", slot: Slot) -> Group:
+        """Where a parameter's samples of the running backward pass go."""
+
+
+# Who takes the samples of a parameter, and which of their parameters it is.
+Takers = tuple[tuple[Taker, Slot], ...]
+
+
+class Wanted:
+    """The parameters whose samples are wanted, by whom, and what they are called.
+
+    Made anew when takers come, go or rest; a graph keeps feeding those it was built
+    for.
+
+    Args:
+        takers: At least one. A parameter may have several.
+    """
+
+    def __init__(self, takers: Sequence[Taker]) -> None:
+        self.takers = tuple(takers)
+        self.keeps_products = any(taker.keeps_products for taker in takers)
+        self._pairs: dict[int, list[tuple[Taker, Slot]]] = {}
+        parameters: dict[int, nn.Parameter] = {}
+        for taker in takers:
+            layout = taker.layout
+            for p, slot in zip(layout.parameters, layout.slots, strict=True):
+                parameters[id(p)] = p
+                self._pairs.setdefault(id(p), []).append((taker, slot))
+        self.parameters = tuple(parameters.values())
+        self.leaves = Leaves(self.parameters)
+        # By the number of a parameter and what a backward pass does about it.
+        self.takers_of: dict[tuple[int, Reach], Takers] = {
+            (number, reach): tuple((t, slot) for t, slot in pairs if reach >= t.least)
+            for number, pairs in self._pairs.items()
+            for reach in Reach
+        }
+
+    def __contains__(self, p: nn.Parameter) -> bool:
+        return id(p) in self._pairs
+
+    def name(self, p: nn.Parameter) -> str:
+        """The parameter as the user calls it."""
+        return self._pairs[id(p)][-1][1].name
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """One forward pass.
+
+    Attributes:
+        batch: B, the number of its samples.
+        wanted: Who takes them.
+    """
+
+    batch: int
+    wanted: Wanted
+
+
+@dataclass(slots=True, eq=False)
 class Sink:
     """Takes the per-sample gradients of one weight in one call of one operation.
 
-    Args:
+    In each backward pass ``wanted`` is asked first: it also finds who takes them.
+
+    Attributes:
         source: The forward pass that the operation is part of.
-        weight: The weight as the operation saw it.
-        sources: The wanted parameters it was computed from; itself, if it is one.
+        sources: The wanted parameters the weight was computed from; itself, if it is
+            one.
+        dtype: The weight's.
+        edge: Where the graph of a derived weight starts; None of a parameter. Not the
+            tensor: a later in-place operation would move it on.
     """
 
-    def __init__(
-        self, source: Pass, weight: Tensor, sources: tuple[nn.Parameter, ...]
-    ) -> None:
-        self._pass = source
-        self._sources = sources
-        # An edge, not the tensor: a later in-place operation would move the tensor on.
-        self._edge = None if weight is sources[0] else get_gradient_edge(weight)
-        self._dtype = weight.dtype
+    source: Pass
+    sources: tuple[nn.Parameter, ...]
+    dtype: torch.dtype
+    edge: GradientEdge | None
+    # Who takes samples of each of the sources, in the running backward pass.
+    _takers: list[Takers] = field(default_factory=list)
 
     @property
     def keeps_products(self) -> bool:
         """Whether anybody may take samples as products, if they are offered."""
-        return self._edge is None and self._pass.wanted.keeps_products
+        return self.edge is None and self.source.wanted.keeps_products
 
     def wanted(self) -> bool:
         """Whether the backward pass that is running now needs the weight's gradient."""
-        if self._edge is None:
-            return self._pass.wanted.asked_of(self._sources[0])[0]
-        return any(self._pass.wanted.asked_of(p)[0] for p in self._sources)
+        wanted, most, self._takers = self.source.wanted, Reach.NOTHING, []
+        for p in self.sources:
+            reach = wanted.leaves.reach(p)
+            self._takers.append(wanted.takers_of[id(p), reach])
+            most = max(most, reach)
+        return most > Reach.NOTHING
 
     def room(self, dtype: torch.dtype, zero: bool = False) -> Tensor | None:
         """Space (B, *weight) to write into, None if the rows must go through ``put``.
@@ -53,40 +163,42 @@ class Sink:
             zero: Clear the space first, to add to it; then it is offered for later
                 contributions too.
         """
-        taker = self._only_taker()
-        if taker is None:
+        if self.edge is not None or len(self._takers[0]) != 1:
             return None
-        return taker.room(self._pass, self._sources[0], dtype, zero)
+        ((taker, slot),) = self._takers[0]
+        return taker.group(self.source, slot).room(slot, dtype, zero)
 
     def keep(self, left: Side, right: Side) -> bool:
         """Offer samples as a product, before rows are made; whether it is taken."""
-        taker = self._only_taker()
-        if taker is None:
+        if self.edge is not None or len(self._takers[0]) != 1:
             return False
-        return taker.keep(self._pass, self._sources[0], Product(left, right))
+        ((taker, slot),) = self._takers[0]
+        return taker.group(self.source, slot).keep(slot, Product(left, right))
 
     def put(self, grads: Tensor) -> None:
         """Store per-sample gradients (B, *weight) that ``room`` had no space for."""
-        wanted, p = self._pass.wanted, self._sources[0]
-        if self._edge is None:
-            for taker in wanted.asked_of(p)[1]:
-                taker.put(self._pass, p, grads, grads.dtype)
-            return
-        # autograd.grad() alone fills no ``.grad``, and leaves no rows either.
-        sources = [p for p in self._sources if wanted.asked_of(p)[1]]
-        if sources:
-            pulled = _pull_back(self._edge, sources, grads.to(self._dtype))
-            for p, rows in zip(sources, pulled, strict=True):
-                if rows is not None:
-                    for taker in wanted.asked_of(p)[1]:
-                        taker.put(self._pass, p, rows, grads.dtype)
+        found = [(grads, self._takers[0])]
+        if self.edge is not None:
+            found = self._pulled_back(self.edge, grads)
+        for rows, takers in found:
+            for taker, slot in takers:
+                taker.group(self.source, slot).add(slot, rows, grads.dtype)
 
-    def _only_taker(self) -> Taker | None:
-        """Who takes samples of a parameter, if it is one and takes them as they are."""
-        if self._edge is not None:
-            return None
-        takers = self._pass.wanted.asked_of(self._sources[0])[1]
-        return takers[0] if len(takers) == 1 else None
+    def _pulled_back(
+        self, edge: GradientEdge, grads: Tensor
+    ) -> list[tuple[Tensor, Takers]]:
+        """Rows (B, *source) of each source that they are taken of, and by whom."""
+        # autograd.grad() alone fills no ``.grad``, and leaves no rows either.
+        pairs = zip(self.sources, self._takers, strict=True)
+        taken = [(p, takers) for p, takers in pairs if takers]
+        if not taken:
+            return []
+        pulled = _pull_back(edge, [p for p, _ in taken], grads.to(self.dtype))
+        return [
+            (rows, takers)
+            for rows, (_, takers) in zip(pulled, taken, strict=True)
+            if rows is not None
+        ]
 
 
 @dataclass(slots=True, eq=False)  # never changed: a frozen one takes twice as long

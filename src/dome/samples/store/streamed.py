@@ -15,15 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dome.parameters import Block, Layout
-from dome.samples.store.audit import Audit, Entry, entry
-from dome.samples.store.gradients import Gradients, came_without_samples
-from dome.samples.store.group import Group
-from dome.samples.store.reading import read
-from dome.samples.store.verdict import FEWEST, check_complete
-from dome.samples.store.wanted import Leaves, Pass, Reach
+from dome.parameters import Block, Layout, Slot
+from dome.samples.store.audit import FEWEST, Audit, Entry, check_complete, entry
+from dome.samples.store.gradients import Gradients, Leaves, Reach, read
+from dome.samples.store.rows import RowGroup
+from dome.samples.store.sink import Pass
 from dome.torch_private import current_graph_task
-from dome.trackers.factors import Product
 
 NO_PASS = -1  # instead of the number of a backward pass
 LINE = 64  # bytes: two addresses that differ by a multiple of it are aligned alike
@@ -48,7 +45,7 @@ class StreamedRows:
         self.active, self.keeps_products = True, False
         self.least = Reach.FILLS
         self._use = use
-        self._leaves = Leaves()
+        self._leaves = Leaves(layout.parameters)
         self._since_step = Gradients(layout.parameters)
         self._audit = None if ignore_penalty else Audit(layout, self._running)
         self._blocks = {block.name: block for block in layout.blocks}
@@ -57,10 +54,10 @@ class StreamedRows:
         for p, slot in zip(layout.parameters, layout.slots, strict=True):
             block = next(b for b in layout.blocks if b.start <= slot.start < b.stop)
             self._members[block.name].append(p)
-            self._block_of[id(p)] = block
+            self._block_of[slot.start] = block
         self._handles: list[RemovableHandle] = []
         self._spare: list[Tensor] = []
-        self._groups: dict[str, tuple[Group, Tensor]] = {}
+        self._groups: dict[str, tuple[RowGroup, Tensor]] = {}
         self._forget()
 
     def _forget(self) -> None:
@@ -84,7 +81,7 @@ class StreamedRows:
             self._forward_seen = True
         else:
             self._empty_seen = True
-        if self._audit is not None:
+        if self._audit is not None and self._audit.is_due:
             self._audit.begin()
         if not self._handles:
             self._handles = [
@@ -93,22 +90,22 @@ class StreamedRows:
                 if p.requires_grad
             ]
 
-    def room(
-        self, source: Pass, p: nn.Parameter, dtype: torch.dtype, zero: bool
-    ) -> Tensor | None:
-        """Space (B, *parameter) for a rule to write into: see ``Group``."""
-        return self._group(source, p).room(self.layout.slot_of[id(p)], dtype, zero)
-
-    def keep(self, source: Pass, p: nn.Parameter, product: Product) -> bool:
-        """Whether samples are taken as a product: here they are rows."""
-        del source, p, product
-        return False
-
-    def put(
-        self, source: Pass, p: nn.Parameter, grads: Tensor, dtype: torch.dtype
-    ) -> None:
-        """Add rows (B, *parameter) of the running backward pass."""
-        self._group(source, p).add(self.layout.slot_of[id(p)], grads, dtype)
+    def group(self, source: Pass, slot: Slot) -> RowGroup:
+        """The rows of a parameter's layer, for the backward pass that is running."""
+        task, block = current_graph_task(), self._block_of[slot.start]
+        if self._task == NO_PASS:
+            self._task, self._batch = task, source.batch
+        if task != self._task:
+            raise RuntimeError(once_a_step("another backward pass came before it"))
+        if source.batch != self._batch or block.name in self._used:
+            raise RuntimeError(
+                f"layer {block.name!r} has samples of another number ({source.batch} "
+                f"and {self._batch}) or of a second time after stream=True has used "
+                "it: leave stream out, which takes several batches in one step"
+            )
+        if block.name not in self._groups:
+            self._groups[block.name] = self._new_group(block)
+        return self._groups[block.name][0]
 
     def take(self) -> None:
         """Use what is left of this step: layers that the backward pass left out."""
@@ -136,7 +133,7 @@ class StreamedRows:
     def came_without(self) -> bool:
         """Whether gradients came since the last step without a sample being seen."""
         seen = self._forward_seen or self._empty_seen
-        return self.active and not seen and came_without_samples(self._since_step)
+        return self.active and not seen and self._since_step.came()
 
     def excuse(self) -> None:
         """Expect gradients at this step that are no sample's."""
@@ -156,26 +153,10 @@ class StreamedRows:
     def _parameters(self) -> tuple[nn.Parameter, ...]:
         return self.layout.parameters
 
-    def _group(self, source: Pass, p: nn.Parameter) -> Group:
-        """The rows of a parameter's layer, for the backward pass that is running."""
-        task, block = current_graph_task(), self._block_of[id(p)]
-        if self._task == NO_PASS:
-            self._task, self._batch = task, source.batch
-        if task != self._task:
-            raise RuntimeError(once_a_step("another backward pass came before it"))
-        if source.batch != self._batch or block.name in self._used:
-            raise RuntimeError(
-                f"layer {block.name!r} has samples of another number ({source.batch} "
-                f"and {self._batch}) or of a second time after stream=True has used "
-                "it: leave stream out, which takes several batches in one step"
-            )
-        if block.name not in self._groups:
-            self._groups[block.name] = self._new_group(block)
-        return self._groups[block.name][0]
-
     def _arrives(self, p: Tensor) -> None:
         """The gradient of a parameter is complete; maybe its layer is."""
-        task, block = current_graph_task(), self._block_of[id(p)]
+        task = current_graph_task()
+        block = self._block_of[self.layout.slot_of[id(p)].start]
         if task != self._arriving:
             self._arriving, self._arrived = task, set()
         self._arrived.add(id(p))
@@ -199,7 +180,7 @@ class StreamedRows:
         self._use(block.name, group.rows)
         self._spare.append(flat)
 
-    def _running(self) -> list[Group]:
+    def _running(self) -> list[RowGroup]:
         """The groups of the backward pass that is running now."""
         now = current_graph_task() == self._task
         return [group for group, _ in self._groups.values()] if now else []
@@ -219,7 +200,7 @@ class StreamedRows:
             if slot.start not in written and p.grad is not None and p.numel() >= FEWEST
         ]
 
-    def _new_group(self, block: Block) -> tuple[Group, Tensor]:
+    def _new_group(self, block: Block) -> tuple[RowGroup, Tensor]:
         """Room for the rows of a layer, and the memory it is in.
 
         Rows are as far apart, and begin where, they would in a matrix (B, D), up to
@@ -236,7 +217,7 @@ class StreamedRows:
         apart += (dim - apart) % line
         flat = self._memory(first + self._batch * apart, dtype, like.device)
         rows = flat.as_strided((self._batch, block.dim), (apart, 1), first)
-        return Group(rows, self._batch, self._task, block.start), flat
+        return RowGroup(rows, self._batch, self._task, block.start), flat
 
     def _memory(self, num: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Space for so many numbers: the smallest there is, or more than there is."""

@@ -14,11 +14,10 @@ from functools import cache
 from typing import cast
 
 from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch.autograd.graph import Node, get_gradient_edge
 
-from dome.samples.store.reading import Questions
-from dome.samples.store.sink import Sink
-from dome.samples.store.wanted import Pass, Wanted
+from dome.samples.store.gradients import Questions
+from dome.samples.store.sink import Pass, Sink, Wanted
 from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.ids import written_through
 from dome.samples.tracing.inputs import Alignment, Inputs
@@ -192,7 +191,10 @@ class Trace:
         if id(t) not in self._parameters:
             # A weight kept from an earlier pass may come from what nobody wants now.
             sources = tuple(p for p in sources if p in self._pass.wanted)
-        return Sink(self._pass, t, sources) if sources else None
+        if not sources:
+            return None
+        edge = None if t is sources[0] else get_gradient_edge(t)
+        return Sink(self._pass, sources, t.dtype, edge)
 
     def name(self, *weights: Tensor | None) -> str:
         """The first parameter or buffer behind these tensors, as the user calls it."""
