@@ -38,7 +38,7 @@ COMPRESSORS = (
 )
 BASES = ("public", "released", "private")
 STREAMS = ("split", "permuted")
-SPLITS = ("test", "validation")
+SPLITS = TEST, VALIDATION = "test", "validation"
 
 _CHOICES = {
     "optimizer": OPTIMIZERS,

@@ -27,7 +27,7 @@ from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.drawing import name_of, subset_name
 from dome_lab.paper.figures import Found
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import FILTERED, PLAIN, Run, Value
+from dome_lab.paper.run import FILTERED, PLAIN, TEST, VALIDATION, Run, Value
 from dome_lab.paper.statistics import (
     Array,
     Curves,
@@ -39,7 +39,6 @@ from dome_lab.paper.statistics import (
     student_interval,
 )
 
-VALIDATION, TEST = "validation", "test"
 NUM_FINALISTS = 2
 
 
@@ -153,7 +152,7 @@ def _median_seconds(rows: Sequence[Row]) -> float:
 
 def epochs_that_fit(filtered: Sequence[Row], plain: Sequence[Row], epochs: int) -> int:
     """How many filtered epochs take no longer than so many unfiltered ones."""
-    return math.floor(epochs * _median_seconds2(plain) / _median_seconds2(filtered))
+    return math.floor(epochs * _median_seconds(plain) / _median_seconds(filtered))
 
 
 def judge_equal_time(
@@ -190,10 +189,6 @@ def judge_equal_time(
             [paired("gain", ends(early, score), ends(plain, score), low=0)],
         )
     ]
-
-
-def _median_seconds2(rows: Sequence[Row]) -> float:
-    return statistics.median(number(row, "processor_seconds") for row in rows)
 
 
 LONG = "unfiltered, as many seconds"

@@ -18,15 +18,20 @@ from dome_lab.report.groups import (
     number,
     removed_share,
 )
-from dome_lab.report.pairs import VERDICTS, Pair, end, interval_of, signed
+from dome_lab.report.pairs import VERDICTS, Pair, Timed, end, interval_of, signed
 from dome_lab.report.sources import Trial
 
 SHARE = 0.9  # of the variance, held by "the directions that matter"
 FLAT = 0.8  # if so many of the directions are needed for it, the spectrum is flat
+LONGEST = 60  # letters that a verdict has for where it was found
 MANY = 3  # comparisons that are told one by one
 UNTUNED = (
-    "Both arms have one learning rate, tuned for neither: part of the difference may "
-    "be the learning rate's"
+    "Neither arm was tuned: both have one learning rate, and part of the difference "
+    "may be the learning rate's."
+)
+UNKNOWN = (
+    "The rows do not tell whether either arm was tuned: part of the difference may be "
+    "the learning rate's."
 )
 NO_SPECTRUM = "How many of them matter is in the eigenvalues, which were not recorded"
 HELP = "Does filtering help here?"
@@ -37,12 +42,21 @@ DIRECTIONS = "How many directions matter?"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A question, its answer in a few words, and what that rests on."""
+    """A question, its answer in a few words, and what that rests on.
+
+    Attributes:
+        question: As it is read.
+        answer: In a few words.
+        lines: What it rests on.
+        is_known: Whether the rows tell.
+        caveat: What stands right below the answer; may be empty.
+    """
 
     question: str
     answer: str
     lines: list[str]
     is_known: bool = True
+    caveat: str = ""
 
 
 def answers_of(
@@ -55,8 +69,10 @@ def answers_of(
         pairs: The comparisons among them.
         is_tuned: Whether each arm has a learning rate that was chosen for it.
     """
+    ours = all(trial.known for group in groups for trial in group.trials)
+    untuned = "" if is_tuned else UNTUNED if ours else UNKNOWN
     return [
-        _help(pairs, is_tuned=is_tuned),
+        _help(pairs, untuned),
         _cost(pairs),
         _amount(groups),
         _directions(groups),
@@ -85,7 +101,7 @@ def _end_losses(pairs: Sequence[Pair]) -> list[str]:
     ]
 
 
-def _help(pairs: Sequence[Pair], *, is_tuned: bool) -> Answer:
+def _help(pairs: Sequence[Pair], untuned: str) -> Answer:
     if not pairs:
         why = "There are no runs with and without the filter of the same settings."
         return Answer(HELP, "Cannot be told", [why], is_known=False)
@@ -95,7 +111,7 @@ def _help(pairs: Sequence[Pair], *, is_tuned: bool) -> Answer:
         known = any(math.isfinite(pair.before + pair.after) for pair in pairs)
         answer = "Not decided: too few seeds" if known else "Cannot be told yet"
         lines = [*map(_words, pairs[:MANY]), *_end_losses(pairs[:MANY]), why]
-        return Answer(HELP, answer, lines)
+        return Answer(HELP, answer, lines, caveat=untuned if known else "")
     lines = [_words(pair) for pair in pairs]
     if len(pairs) > MANY:
         better, worse = (sum(p.verdict == sign for p in pairs) for sign in (1, -1))
@@ -104,8 +120,7 @@ def _help(pairs: Sequence[Pair], *, is_tuned: bool) -> Answer:
             f"clearly worse in {worse}. The ends:",
             *map(_words, _extremes(told)),
         ]
-    untuned = [] if is_tuned else [UNTUNED]
-    return Answer(HELP, _headline(told), [*lines, _losses(pairs), *untuned])
+    return Answer(HELP, _headline(told), [*lines, _losses(pairs)], caveat=untuned)
 
 
 def _headline(pairs: Sequence[Pair]) -> str:
@@ -143,17 +158,38 @@ def _cost(pairs: Sequence[Pair]) -> Answer:
     return Answer(
         COST,
         f"{times} times the time",
-        [
-            "of an epoch or step without the filter",
-            "In that time one could train on without it, with which the gain is not "
-            "compared here",
-        ],
+        ["of an epoch or step without the filter", *_equal_times(pairs)],
     )
 
 
+def _equal_times(pairs: Sequence[Pair]) -> list[str]:
+    """Both arms when the faster one had ended."""
+    known = [(pair, pair.timed) for pair in pairs if pair.timed]
+    if not known:
+        return [
+            "In that time one could train on without it, with which the gain is not "
+            "compared here"
+        ]
+    lines = [_in_time(pair, timed) for pair, timed in known[:MANY]]
+    rest = len(known) - len(lines)
+    more = [f"and {rest} more comparisons, not listed"] if rest else []
+    return ["In as many seconds, without the filter → with it:", *lines, *more]
+
+
+def _in_time(pair: Pair, timed: Timed) -> str:
+    is_share = timed.column == "test_accuracy"
+    scale, digits, what = (100, 1, " % accuracy") if is_share else (1, 2, " loss")
+    ends = " → ".join(f"{scale * v:.{digits}f}" for v in (timed.before, timed.after))
+    told = no_interval(pair.seeds)
+    if timed.change:
+        told = signed(timed.change, scale, digits) + " points" * is_share
+    return f"{_heading(pair)}{ends}{what}, {told}"
+
+
 def _where(some: Sequence[Pair], pairs: Sequence[Pair]) -> str:
-    if len(some) <= 2 and all(pair.name for pair in some):
-        return " and ".join(_at(pair.name) for pair in some)
+    names = " and ".join(_at(pair.name) for pair in some)
+    if all(pair.name for pair in some) and len(names) <= LONGEST:
+        return names
     return f"in {len(some)} of {len(pairs)} comparisons"
 
 
@@ -171,13 +207,17 @@ def _extremes(pairs: Sequence[Pair]) -> list[Pair]:
 
 def _words(pair: Pair) -> str:
     """A comparison in a line."""
-    where = f"{pair.name[:1].upper()}{pair.name[1:]}: " if pair.name else ""
+    where = _heading(pair)
     if math.isnan(pair.before) or math.isnan(pair.after):
         return f"{where}no accuracy from every seed, with the filter and without"
     text = f"{where}{100 * pair.before:.1f} → {100 * pair.after:.1f} % accuracy"
     if pair.accuracy is None:
-        return f"{text}; {_no_interval(pair.seeds)}"
+        return f"{text}; {no_interval(pair.seeds)}"
     return f"{text}, {signed(pair.accuracy, 100, 1)} points ({VERDICTS[pair.verdict]})"
+
+
+def _heading(pair: Pair) -> str:
+    return f"{pair.name[:1].upper()}{pair.name[1:]}: " if pair.name else ""
 
 
 def _losses(pairs: Sequence[Pair]) -> str:
@@ -296,11 +336,12 @@ def _mean(values: Sequence[float]) -> float:
 
 def _over(by_seed: Sequence[float]) -> str:
     if interval_of(by_seed) is None:
-        return f"; {_no_interval(by_seed)}"
+        return f"; {no_interval(by_seed)}"
     return f"; {len(by_seed)} seeds, 95 % interval"
 
 
-def _no_interval(seeds: Sequence[object]) -> str:
+def no_interval(seeds: Sequence[object]) -> str:
+    """Why there is no interval."""
     if len(seeds) == 1:
         return "one seed, no interval"
     how = "the same in " if len(seeds) >= FEWEST_SEEDS else ""

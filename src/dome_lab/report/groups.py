@@ -21,12 +21,16 @@ Number = float | None
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A mean over seeds by place, shape (X,) each; no ends with one or two seeds."""
+    """A mean over seeds by place, shape (X,) each.
+
+    One or two seeds have no interval; of two there are the seeds themselves.
+    """
 
     x: list[float]
     mean: list[Number]
     low: list[Number]
     high: list[Number]
+    seeds: Sequence[list[Number]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,13 @@ def along(line: Line, places: Line) -> Line:
     """The same line over another axis: seconds or bytes at each of its places."""
     at = dict(zip(places.x, places.mean, strict=True))
     kept = [i for i, x in enumerate(line.x) if at.get(x) is not None]
-    ends = ([end[i] for i in kept] for end in (line.mean, line.low, line.high))
-    return Line([float(at[line.x[i]] or 0.0) for i in kept], *ends)
+
+    def there(values: list[Number]) -> list[Number]:
+        return [values[i] for i in kept]
+
+    x = [float(at[line.x[i]] or 0.0) for i in kept]
+    ends = there(line.mean), there(line.low), there(line.high)
+    return Line(x, *ends, [there(seed) for seed in line.seeds])
 
 
 def _thinned(
@@ -107,7 +116,14 @@ def _with_intervals(x: list[float], values: list[list[float]]) -> Line:
         line.mean.append(mean)
         line.low.append(low)
         line.high.append(high)
+    if values and 1 < len(values[0]) < FEWEST_SEEDS:
+        by_seed = zip(*values, strict=True)
+        return replace(line, seeds=[list(map(_finite, seed)) for seed in by_seed])
     return line
+
+
+def _finite(value: float) -> Number:
+    return value if math.isfinite(value) else None
 
 
 def is_spectrum(trial: Trial) -> bool:
@@ -145,14 +161,12 @@ def _log_line(seeds: Sequence[dict[float, float]]) -> Line:
     index = sorted(set.intersection(*(set(seed) for seed in seeds)))
     logs = [[math.log10(s[i]) if s[i] > 0 else math.nan for s in seeds] for i in index]
     line = _with_intervals(index, logs)
-    return Line(line.x, *map(_powers, (line.mean, line.low, line.high)))
+    ends = _powers(line.mean), _powers(line.low), _powers(line.high)
+    return Line(line.x, *ends, list(map(_powers, line.seeds)))
 
 
 def _powers(logs: Sequence[Number]) -> list[Number]:
     return [None if log is None else 10**log for log in logs]
-
-
-PERCENT = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +179,8 @@ class Metric:
         unit: Written after numbers.
         scale: Numbers are multiplied by it.
         along: What the horizontal axis is, if not the step or epoch.
+        least: The least that there can be.
+        most: The most that there can be.
     """
 
     column: str
@@ -172,6 +188,8 @@ class Metric:
     unit: str = ""
     scale: float = 1.0
     along: str = ""
+    least: float = -math.inf
+    most: float = math.inf
 
     @property
     def key(self) -> str:
@@ -179,29 +197,38 @@ class Metric:
         return f"{self.column} along {self.along}" if self.along else self.column
 
 
+def _share(column: str, title: str) -> Metric:
+    return Metric(column, title, "%", 100.0, least=0.0, most=1.0)
+
+
 REMOVED = "removed"
-OUR_DRIFT = Metric("drift", "Drift: largest angle turned in an epoch", "°")
+OUR_DRIFT = Metric("drift", "Drift: largest angle turned in an epoch", "°", least=0.0)
 ANY_DRIFT = Metric("drift", "Drift")  # another loop may count it in other units
 MAIN = (
-    Metric("test_accuracy", "Test accuracy", "%", PERCENT),
+    _share("test_accuracy", "Test accuracy"),
     Metric("train_loss", "Training loss"),
-    Metric(REMOVED, "Norm of the batch gradient that was removed", "%", PERCENT),
-    Metric("fraction", "Fraction of a sample's norm in the subspace", "%", PERCENT),
+    _share(REMOVED, "Norm of the batch gradient that was removed"),
+    _share("fraction", "Fraction of a sample's norm in the subspace"),
     OUR_DRIFT,
     ANY_DRIFT,
 )
+MACRO_F1 = "test_macro_f1"
 METRICS = (
     *MAIN,
     Metric("test_loss", "Test loss"),
-    Metric("test_macro_f1", "Test macro-F1", "%", PERCENT),
+    _share(MACRO_F1, "Test macro-F1"),
+    Metric("effective_rank", "Effective rank", least=0.0),
 )
 # Columns that runs are also compared along, and what the axis says.
-AXES = {"elapsed": "seconds", "total_bytes": "bytes sent"}
+RELATIVE = "bytes sent (1: an uncompressed epoch)"
+AXES = {"elapsed": "seconds", "total_bytes": "bytes sent", "epochs_of_bytes": RELATIVE}
+SAME = 0.02  # macro-F1 next to accuracy: classes are balanced, if no more apart
 COMPARED = ("test_accuracy", "test_loss", "train_loss")  # the first one there is
 _NOT_DRAWN = {
     *(SEED, "epoch", "step", "index", "eigenvalue", "eigenvalues", "seconds"),
     *(NUM_ROWS, MADE_BY_COLUMN, "arm", "kept_norm", labels.FILTERED, *AXES),
     *("orthogonality_error", "skipped_updates", "removed_share"),
+    *("processor_seconds", "times_fewer_bits"),  # shown as axes
     *("worker", "num_workers", "bytes_sent", "ddp_bytes", "total_ddp_bytes"),
 }
 _STATS = {field.name for field in fields(FilterStats)}
@@ -262,11 +289,13 @@ def groups_of(section: Section) -> list[Group]:
 def metrics_of(groups: Sequence[Group]) -> list[Metric]:
     """What there are numbers of: the columns we know, the user's own, the filter's.
 
-    What is the same all along in every run is left out, but for what we always show.
+    What does not change during any run is left out, but for what runs are compared by;
+    and what repeats another picture.
     """
     present = {c for group in groups for c, line in group.lines.items()}
-    always = {metric.column for metric in MAIN}
-    moving = {c for c in present if c in always or not _is_constant(c, groups)}
+    moving = {c for c in present if c in COMPARED or not _is_constant(c, groups)}
+    if _repeats(groups):
+        moving.discard(MACRO_F1)
     ours = all(trial.known for group in groups for trial in group.trials)
     other = ANY_DRIFT if ours else OUR_DRIFT
     known = [m for m in METRICS if m.column in moving and m != other]
@@ -275,16 +304,26 @@ def metrics_of(groups: Sequence[Group]) -> list[Metric]:
         c for c in others if not any(c.endswith(f" along {a}") for a in AXES.values())
     }
     named = [
-        Metric(column, column.replace("_", " "))
+        Metric(column, f"{column[:1].upper()}{column[1:]}".replace("_", " "))
         for column in sorted(others, key=lambda c: (c in _STATS, c))
     ]
     first = [metric for metric in known if metric.column in COMPARED[::2]]
     rest = [metric for metric in known if metric not in first]
-    return first + _compared(known, present) + rest + named
+    return first + _compared(known, groups) + rest + named
 
 
-def _compared(known: Sequence[Metric], present: set[str]) -> list[Metric]:
-    """What arms are compared by, along seconds and along bytes."""
+def _repeats(groups: Sequence[Group]) -> bool:
+    """Whether macro-F1 ends where accuracy does, in all runs."""
+    ends = [
+        [group.lines[c].mean[-1] for c in ("test_accuracy", MACRO_F1)]
+        for group in groups
+        if {"test_accuracy", MACRO_F1} <= group.lines.keys()
+    ]
+    return all(a is None or b is None or abs(a - b) < SAME for a, b in ends)
+
+
+def _compared(known: Sequence[Metric], groups: Sequence[Group]) -> list[Metric]:
+    """What arms are compared by, along seconds and along bytes; where all noted it."""
     for column in COMPARED:
         for metric in known:
             if metric.column == column:
@@ -292,15 +331,27 @@ def _compared(known: Sequence[Metric], present: set[str]) -> list[Metric]:
                     replace(metric, title=f"{metric.title} by {axis}", along=axis)
                     for axis in AXES.values()
                 ]
-                return [m for m in made if m.key in present]
+                having = [group.lines for group in groups if column in group.lines]
+                return [
+                    m
+                    for m in made
+                    if all(m.key in lines for lines in having)
+                    and (
+                        m.along != RELATIVE or _differ([one[m.key].x for one in having])
+                    )
+                ]
     return []
 
 
+def _differ(places: Sequence[list[float]]) -> bool:
+    return any(place != places[0] for place in places)
+
+
 def _is_constant(column: str, groups: Sequence[Group]) -> bool:
+    """Whether no line of a column rises or falls, of those with several places."""
     lines = [group.lines[column] for group in groups if column in group.lines]
-    values = {v for line in lines for v in line.mean if v is not None}
-    many = any(len(line.x) > 1 for line in lines)
-    return many and len(values) <= 1
+    means = [[v for v in line.mean if v is not None] for line in lines if line.x[1:]]
+    return bool(means) and not any(len(set(mean)) > 1 for mean in means)
 
 
 def removed_share(trial: Trial) -> float:

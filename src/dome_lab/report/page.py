@@ -19,15 +19,25 @@ from markupsafe import Markup
 
 from dome_lab.paper.claims import FAILS, HOLDS, NOT_EVIDENCE, UNDECIDED, Claim
 from dome_lab.paper.rows import provenance, write_text
-from dome_lab.report.answers import Answer, answers_of
+from dome_lab.paper.statistics import Interval
+from dome_lab.report.answers import Answer, answers_of, no_interval
 from dome_lab.report.claims import numbers
-from dome_lab.report.groups import MAIN, Group, Line, Metric, groups_of, metrics_of
+from dome_lab.report.groups import (
+    FEWEST_SEEDS,
+    MAIN,
+    Group,
+    Line,
+    Metric,
+    groups_of,
+    metrics_of,
+)
 from dome_lab.report.labels import shown, varying
 from dome_lab.report.pairs import VERDICTS, Pair, pairs_of, signed
 from dome_lab.report.sources import Section
 
 REPORT_FILE = "report.html"
 NUM_DIGITS = 5
+PLAIN_NUMBERS = Metric("eigenvalue", "", least=0.0)
 MINUTE, HOUR = 60, 3600
 MARKS = {HOLDS: "✓", FAILS: "✗", UNDECIDED: "?", NOT_EVIDENCE: "-"}
 TONES = {
@@ -126,12 +136,12 @@ def _data(part: Part) -> dict[str, object]:
                 "name": _name(group),
                 "seeds": len(group.trials),
                 "lines": {
-                    metric.key: _line(group.lines[metric.key], metric.scale)
+                    metric.key: _line(group.lines[metric.key], metric)
                     for metric in part.metrics
                     if metric.key in group.lines
                 },
                 "spectra": [
-                    {"time": spectrum.time, **_line(spectrum.line)}
+                    {"time": spectrum.time, **_line(spectrum.line, PLAIN_NUMBERS)}
                     for spectrum in group.spectra
                 ],
             }
@@ -140,19 +150,25 @@ def _data(part: Part) -> dict[str, object]:
     }
 
 
-def _line(line: Line, scale: float = 1.0) -> dict[str, list[float | None]]:
-    ends = {"low": line.low, "high": line.high}
-    found: dict[str, list[float | None]] = {"x": list(line.x)}
-    found["mean"] = [_rounded(value, scale) for value in line.mean]
+def _line(line: Line, metric: Metric) -> dict[str, object]:
+    """A line as it is drawn; its interval ends where values do."""
+
+    def shown(values: Sequence[float | None]) -> list[float | None]:
+        return [_rounded(value, metric) for value in values]
+
+    found: dict[str, object] = {"x": list(line.x), "mean": shown(line.mean)}
     if any(value is not None for value in line.low):
-        found |= {k: [_rounded(v, scale) for v in end] for k, end in ends.items()}
+        found |= {"low": shown(line.low), "high": shown(line.high)}
+    if line.seeds:
+        found["seeds"] = [shown(seed) for seed in line.seeds]
     return found
 
 
-def _rounded(value: float | None, scale: float) -> float | None:
+def _rounded(value: float | None, metric: Metric) -> float | None:
     if value is None or not math.isfinite(value):
         return None
-    return float(f"{scale * value:.{NUM_DIGITS}g}")
+    inside = min(max(value, metric.least), metric.most)
+    return float(f"{metric.scale * inside:.{NUM_DIGITS}g}")
 
 
 def _shown(part: Part) -> dict[str, object]:
@@ -174,23 +190,50 @@ def _shown(part: Part) -> dict[str, object]:
         "common": {name.replace("_", " "): value for name, value in common.items()},
         "files": section.files,
         "notes": section.notes,
-        "seeds": _range(len(group.trials) for group in groups),
+        "known": all(group.trials[0].known for group in groups),
+        "lines": _lines([len(group.trials) for group in groups]),
     }
+
+
+def _lines(seeds: Sequence[int]) -> str:
+    """What lines and bands are."""
+    if max(seeds) == 1:
+        return "Each line is one run."
+    bands = "bands 95 % Student t intervals (of logarithms in the spectrum)"
+    few = f"thin lines and points the seeds: an interval needs {FEWEST_SEEDS}"
+    parts = [bands] * (max(seeds) >= FEWEST_SEEDS) + [few] * (2 in seeds)
+    return f"Lines are means over {_range(seeds)} seeds, {', '.join(parts)}."
 
 
 def _pair(pair: Pair) -> dict[str, object]:
     known = math.isfinite(pair.before + pair.after)
     levels = f"{100 * pair.before:.1f} → {100 * pair.after:.1f} %"
+    losses = math.isfinite(pair.loss_before + pair.loss_after)
     return {
         "name": pair.name or "all runs",
         "seeds": len(pair.seeds),
         "accuracy": levels if known else "-",
-        "gain": signed(pair.accuracy, 100, 1) if pair.accuracy else "-",
-        "gain_verdict": VERDICTS[pair.verdict],
-        "gain_tone": TONES[pair.verdict],
-        "loss": signed(pair.loss, 1, 2) if pair.loss else "-",
-        "loss_verdict": VERDICTS[pair.loss_verdict],
-        "loss_tone": TONES[pair.loss_verdict],
+        **_change("gain", pair.accuracy, 100, 1, pair.verdict, pair.seeds, known=known),
+        **_change("loss", pair.loss, 1, 2, pair.loss_verdict, pair.seeds, known=losses),
+    }
+
+
+def _change(
+    name: str,
+    change: Interval | None,
+    scale: float,
+    digits: int,
+    verdict: int,
+    seeds: Sequence[int],
+    *,
+    known: bool,
+) -> dict[str, str]:
+    """A change with its verdict; or why there is none."""
+    words = signed(change, scale, digits) if change else no_interval(seeds)
+    return {
+        name: words if known else "-",
+        f"{name}_verdict": VERDICTS[verdict] if change else "",
+        f"{name}_tone": TONES[verdict],
     }
 
 

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from dome_lab.paper.statistics import Interval, interval_or_none, paired_changes
@@ -12,8 +12,26 @@ from dome_lab.report.labels import other_fields
 from dome_lab.report.sources import Trial
 
 COMPARED = {"test_accuracy", "train_loss"}
+ROUNDING = 1e-9  # of a quotient that is a whole number
 LAST = 10  # one over the share of a run that is its end
 VERDICTS = {1: "better", 0: "unclear", -1: "worse"}
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Two groups after as many seconds: those of the group that took fewer.
+
+    Attributes:
+        column: What is compared.
+        before: Its mean without the filter.
+        after: The same with it.
+        change: None if there is no interval.
+    """
+
+    column: str
+    before: float
+    after: float
+    change: Interval | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,7 @@ class Pair:
             were not noted, or if a tracker watches the run without.
         loss_before: Mean training loss without the filter.
         loss_after: The same with it.
+        timed: Both after as many seconds; None if that is not known.
     """
 
     name: str
@@ -42,6 +61,7 @@ class Pair:
     cost: float = math.nan
     loss_before: float = math.nan
     loss_after: float = math.nan
+    timed: "Timed | None" = None
 
     @property
     def verdict(self) -> int:
@@ -106,6 +126,7 @@ def _pair(name: str, plain: Group, filtered: Group) -> Pair:
         _cost(plain, filtered),
         _mean([plain_losses[seed] for seed in losses]),
         _mean([own_losses[seed] for seed in losses]),
+        None if _is_watched(plain) else _timed(plain, filtered),
     )
 
 
@@ -114,10 +135,47 @@ def interval_of(values: Sequence[float]) -> Interval | None:
     return interval_or_none(values) if len(values) >= FEWEST_SEEDS else None
 
 
-def _cost(plain: Group, filtered: Group) -> float:
+def _timed(plain: Group, filtered: Group) -> Timed | None:
+    """What each arm had reached when the faster one ended."""
+    pace = {id(group): _seconds(group) for group in (plain, filtered)}
+    rows = {id(g): min(len(t.rows) for t in g.trials) for g in (plain, filtered)}
+    fastest = min(pace[key] * rows[key] for key in pace)
+    if not math.isfinite(fastest):
+        return None
+    for column in ("test_accuracy", "train_loss"):
+        before, after = (
+            {
+                trial.seed: _early(trial, column, fastest / pace[id(group)])
+                for trial in group.trials
+            }
+            for group in (plain, filtered)
+        )
+        changes = paired_changes(after, before)
+        if changes and all(map(math.isfinite, changes.values())):
+            return Timed(
+                column,
+                _mean([before[seed] for seed in changes]),
+                _mean([after[seed] for seed in changes]),
+                interval_of(list(changes.values())),
+            )
+    return None
+
+
+def _early(trial: Trial, column: str, num_rows: float) -> float:
+    """The value after so many rows; NaN if that is before the first."""
+    rows = trial.rows[: int(num_rows + ROUNDING)]
+    return end(replace(trial, rows=rows), column) if rows else math.nan
+
+
+def _is_watched(plain: Group) -> bool:
     # A tracker that only watches takes nearly all of the time that a filter takes.
-    is_watched = plain.settings.get("rank") is not None
-    return math.nan if is_watched else _seconds(filtered) / _seconds(plain)
+    return plain.settings.get("rank") is not None
+
+
+def _cost(plain: Group, filtered: Group) -> float:
+    if _is_watched(plain):
+        return math.nan
+    return _seconds(filtered) / _seconds(plain)
 
 
 def _seconds(group: Group) -> float:

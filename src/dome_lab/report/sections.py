@@ -8,7 +8,7 @@ from pathlib import Path
 from dome_lab.paper import demo, figures
 from dome_lab.paper.figures import short_name
 from dome_lab.paper.reproduce import make_plan
-from dome_lab.report.labels import is_plain, other_fields
+from dome_lab.report.labels import RUN, is_plain, other_fields
 from dome_lab.report.sources import (
     Section,
     Trial,
@@ -54,13 +54,15 @@ def figure_sections(folder: Path, scale: str) -> list[Section]:
         notes = [*parts.notes]
         mine = [c for c in claims if short_name(c.figure) == short_name(figure.name)]
         sections.append(
-            Section(
-                figure.name,
-                figures.caption(figure.name),
-                known_trials(runs),
-                read_facts(figure.rows_path),
-                mine,
-                notes=notes,
+            without_chosen(
+                Section(
+                    figure.name,
+                    figures.caption(figure.name),
+                    known_trials(runs),
+                    read_facts(figure.rows_path),
+                    mine,
+                    notes=notes,
+                )
             )
         )
     return sections
@@ -79,8 +81,18 @@ def file_sections(paths: Sequence[Path], baseline: str | None = None) -> list[Se
     read = [without_chosen(read_source(path, baseline)) for path in _files(paths)]
     loose = [section for section in read if "figure" not in section.facts]
     figures = [section for section in read if "figure" in section.facts]
+    _check_baseline(baseline, loose)
     figures = _with_counterparts(sorted(figures, key=_papers_first))
     return ([_merged(loose)] if loose else []) + figures
+
+
+def _check_baseline(baseline: str | None, sections: Sequence[Section]) -> None:
+    names = [str(t.settings.get(RUN)) for s in sections for t in s.trials]
+    if baseline is not None and baseline not in names:
+        raise ValueError(
+            f"no run is called {baseline!r}: --baseline takes one of "
+            f"{', '.join(dict.fromkeys(names))}"
+        )
 
 
 def read_by(paths: Sequence[Path]) -> list[Path]:
@@ -94,9 +106,13 @@ def _files(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for path in paths:
         if path.is_dir():
-            inside = sorted(path.glob("*.jsonl")) or sorted(path.glob("*/*.jsonl"))
+            patterns = ("*.jsonl", "*/*.jsonl", "*.csv")
+            found_by = (sorted(path.glob(pattern)) for pattern in patterns)
+            inside = next(filter(None, found_by), [])
             if not inside:
-                raise ValueError(f"no files of rows (*.jsonl) in the folder {path}")
+                raise ValueError(
+                    f"no files of rows (*.jsonl or *.csv) in the folder {path}"
+                )
         elif path.exists():
             inside = [path]
         else:

@@ -2,15 +2,19 @@
 
 Rows of ``dome train``, ``dome demo`` and ``dome reproduce`` say which run they are of.
 Rows that do not, such as those of a loop of one's own, are one run a file, or one for
-each value of a column ``run``; ``step`` or ``epoch`` tells when they were taken.
+each value of a column ``run``; ``step`` or ``epoch`` tells when they were taken. Files
+whose names differ in a seed alone, as plain-0.csv and plain-1.csv, are seeds of one
+run.
 """
 
 import csv
 import hashlib
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 
 from dome_lab.paper.claims import FAILS, HOLDS, NOT_EVIDENCE, UNDECIDED, Claim
@@ -28,9 +32,9 @@ from dome_lab.paper.rows import (
     meta_path,
     parse,
 )
-from dome_lab.paper.run import Value
+from dome_lab.paper.run import VALIDATION, Value
 from dome_lab.report import claims as claims_markdown
-from dome_lab.report.labels import FILTERED, MADE_BY, RUN
+from dome_lab.report.labels import FILTERED, MADE_BY, RUN, is_plain
 
 # What others call the columns that arms are compared by; the first one there counts.
 NAMES = {
@@ -100,6 +104,19 @@ def _value(cell: str | None) -> Value:
 
 SEED = "seed"
 _CHOSEN = {"lr": "learning rate"}
+_SEEDED = re.compile(r"(.+?)[-_. ]?(seed)?[-_. ]?(\d+)")
+
+
+def arm_and_seed(name: str, noted: Value) -> tuple[str, int]:
+    """The arm and the seed of a run, by its name and by what a column says.
+
+    A number at the end of a name is the seed if it is called so, or if the column is
+    the same: it may be a rank as well.
+    """
+    found = _SEEDED.fullmatch(name)
+    if found and (found[2] or found[3] == str(noted)):
+        return found[1], int(found[3])
+    return name, noted if isinstance(noted, int) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +162,15 @@ class Section:
 def without_chosen(section: Section) -> Section:
     """The section without what was chosen for each arm, so that arms are compared.
 
-    What that is, is noted beside the rows, and told instead of them.
+    What that is, is noted next to the rows, and told instead of them. Where runs were
+    judged on validation samples, the learning rate was, and those runs are left out.
     """
+    judged = [t for t in section.trials if t.settings.get("split") != VALIDATION]
     chosen = section.facts.get("chosen")
+    if judged and len(judged) < len(section.trials):
+        chosen = ["lr"]
+        facts = {**section.facts, "chosen": chosen}
+        section = replace(section, trials=judged, facts=facts)
     if not chosen:
         return section
     if not isinstance(chosen, list) or not all(isinstance(c, str) for c in chosen):
@@ -170,8 +193,29 @@ def known_trials(found: Mapping[Key, list[Row]]) -> list[Trial]:
         seed = settings.pop(SEED)
         if made_by != TRAINING:
             settings[MADE_BY] = made_by
-        trials.append(Trial(settings, int(str(seed)), list(rows), known=True))
+        told = _along(list(rows), settings)
+        trials.append(Trial(settings, int(str(seed)), told, known=True))
     return trials
+
+
+def _along(rows: list[Row], settings: Mapping[str, object]) -> list[Row]:
+    """Rows with the seconds and bytes so far, in the columns of a loop of one's own.
+
+    A tracker that only watches takes time that training does not. Bytes are in those
+    of an epoch without compression: how long the gradient is, is not in the rows.
+    """
+    watched = is_plain(settings) and settings.get("rank") is not None
+    seconds = [row.get("processor_seconds") for row in rows]
+    smaller = [row.get("times_fewer_bits") for row in rows]
+    more: list[Row] = [{} for _ in rows]
+    if not watched and all(isinstance(s, float) for s in seconds):
+        for row, total in zip(more, accumulate(seconds), strict=True):
+            row["elapsed"] = total
+    if "rate" in settings and "times_fewer_bits" in rows[0]:
+        shares = [1 / s if isinstance(s, float) else 1.0 for s in smaller]
+        for row, total in zip(more, accumulate(shares), strict=True):
+            row["epochs_of_bytes"] = total
+    return [{**row, **added} for row, added in zip(rows, more, strict=True)]
 
 
 def noted_beside(rows_path: Path) -> list[Path]:
@@ -284,8 +328,7 @@ def _trials(
         return known_trials(finished), notes
     found: dict[tuple[str, int], list[Row]] = {}
     for row in map(renamed, loose):
-        seed = row.get(SEED)
-        key = str(row.get(RUN, name)), seed if isinstance(seed, int) else 0
+        key = arm_and_seed(str(row.get(RUN, name)), row.get(SEED))
         found.setdefault(key, []).append(row)
     return [
         Trial(

@@ -13,7 +13,8 @@ from dome_lab.report.sections import file_sections
 def answered(*paths):
     (section,) = file_sections(paths)
     groups = groups_of(section)
-    return answers_of(groups, pairs_of(groups))
+    tuned = "chosen" in section.facts
+    return answers_of(groups, pairs_of(groups), is_tuned=tuned)
 
 
 @pytest.fixture
@@ -30,6 +31,7 @@ def test_a_clear_gain_is_told_with_its_interval(path):
         == "50.0 → 70.0 % accuracy, +20.0 [+17.5, +22.5] points (better)"
     )
     assert helped.lines[1] == "Training loss at the end: clearly lower"
+    assert helped.caveat.startswith("Neither arm was tuned")
     assert removed.answer == "60 %"
     assert removed.lines[0].endswith("the same in 3 seeds, no interval")
     assert "lie 80 % of the norm" in removed.lines[1]
@@ -43,6 +45,8 @@ def test_cost_is_told_beside_the_gain(path):
     _, cost, *_ = answered(path)
     assert cost.answer == "2.5 times the time"
     assert cost.lines[0] == "of an epoch or step without the filter"
+    # Four epochs without take as long as 1.6 with: the accuracy is that of all rows.
+    assert cost.lines[2] == "50.0 → 70.0 % accuracy, one seed, no interval"
 
 
 def test_against_a_run_that_a_tracker_watches_no_cost_is_told(path):
@@ -69,7 +73,26 @@ def test_learning_rates_chosen_for_each_arm_do_not_keep_arms_apart(path):
             )
     assert answered(path)[0].answer == "Cannot be told"
     path.with_suffix(".meta.json").write_text('{"chosen": ["lr"]}')
-    assert answered(path)[0].answer == "Ahead, in 3 seeds"
+    helped, *_ = answered(path)
+    assert (helped.answer, helped.caveat) == ("Ahead, in 3 seeds", "")
+
+
+def test_runs_that_chose_a_learning_rate_are_not_compared_themselves(path):
+    for seed in range(3):
+        for rank, lr, level in ((None, 0.1, 0.5), (4, 0.3, 0.7)):
+            run = replace(FILTERED, rank=rank, lr=lr)
+            trial = replace(run, seed=seed + 100, split="validation")
+            append_run(path, run_rows(trial, 0.1))
+            append_run(
+                path, run_rows(replace(run, seed=seed), level + 0.01 * seed * lr)
+            )
+    (section,) = file_sections([path])
+    assert section.notes == [
+        "Each arm has its own learning rate, chosen on other seeds."
+    ]
+    assert len(groups_of(section)) == 2
+    helped, *_ = answered(path)
+    assert (helped.answer, helped.caveat) == ("Ahead, in 3 seeds", "")
 
 
 def test_what_is_not_clear_is_not_called_a_gain(path):

@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 from made_rows import FILTERED, PLAIN, run_rows
 
-from dome_lab.report.groups import groups_of, metrics_of
-from dome_lab.report.sources import Section, Trial, known_trials
+from dome_lab.paper.rows import append_run
+from dome_lab.report.groups import RELATIVE, groups_of, metrics_of
+from dome_lab.report.sources import Section, Trial, known_trials, read_source
 
 
 def section(*runs, made_by="train", **columns):
@@ -90,5 +91,47 @@ def test_other_columns_of_numbers_have_pictures_too():
     trial = section(FILTERED).trials[0]
     rows = [row | {"noise_scale": row["epoch"], "same": 2.0} for row in trial.rows]
     metrics = metrics_of(groups_of(Section("test", "", [replace(trial, rows=rows)])))
-    assert metrics[-1].title == "noise scale"  # and not what is the same all along
+    assert metrics[-1].title == "Noise scale"  # and not what is the same all along
     assert [m.column for m in metrics[:2]] == ["test_accuracy", "train_loss"]
+
+
+def test_what_does_not_change_in_any_run_has_no_picture():
+    trials = section(FILTERED, replace(FILTERED, rate=100.0)).trials
+    told = [
+        replace(
+            t, rows=[r | {"lr": 0.1 * (i + 1), "growing": r["epoch"]} for r in t.rows]
+        )
+        for i, t in enumerate(trials)
+    ]
+    columns = [m.column for m in metrics_of(groups_of(Section("test", "", told)))]
+    assert "growing" in columns
+    assert not {"lr", "fraction", "drift"} & set(columns)
+
+
+def test_macro_f1_has_a_picture_only_where_it_is_not_the_accuracy():
+    (trial,) = section(FILTERED).trials
+    for f1, is_shown in ((0.69, False), (0.5, True)):
+        rows = [r | {"test_accuracy": 0.7, "test_macro_f1": f1} for r in trial.rows]
+        rows[0]["test_macro_f1"] = 0.1  # else it does not change
+        groups = groups_of(Section("test", "", [replace(trial, rows=rows)]))
+        shown = {m.column for m in metrics_of(groups)}
+        assert ("test_macro_f1" in shown) == is_shown
+
+
+def test_our_runs_are_compared_along_seconds_and_bytes(tmp_path):
+    for run, pace in ((FILTERED, 2.0), (replace(FILTERED, rank=None), 1.0)):
+        for rate, fewer in ((None, None), (100.0, 50.0)):
+            rows = run_rows(replace(run, rate=rate), 0.5, processor_seconds=pace)
+            rows = [row | {"times_fewer_bits": fewer} for row in rows]
+            append_run(tmp_path / "rows.jsonl", rows)
+    groups = groups_of(read_source(tmp_path / "rows.jsonl"))
+    along = {m.along for m in metrics_of(groups)}
+    assert {"seconds", RELATIVE} <= along
+    for group in groups:
+        pace = 1.0 if group.is_plain else 2.0
+        steps = 1.0 if group.settings["rate"] is None else 1 / 50
+        lines = group.lines
+        assert lines["test_accuracy along seconds"].x == [pace * i for i in range(1, 5)]
+        assert lines[f"test_accuracy along {RELATIVE}"].x == pytest.approx(
+            [steps * i for i in range(1, 5)]
+        )

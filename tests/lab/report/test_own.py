@@ -1,4 +1,6 @@
 import csv
+import json
+import re
 
 import pytest
 import torch
@@ -44,7 +46,9 @@ def test_a_loop_of_ones_own_with_a_plain_arm_has_four_answers(tmp_path, rng, end
     assert all(answer.is_known for answer in answers)
     helped, cost, *_ = answers
     assert helped.answer == "Not decided: too few seeds"
+    assert "do not tell whether either arm was tuned" in helped.caveat
     assert helped.lines[0] == "60.0 → 60.0 % accuracy; one seed, no interval"
+    assert cost.lines[1].startswith("In as many seconds, without the filter → with it")
     assert cost.answer.endswith("times the time")
     assert [metric.title for metric in metrics[:4]] == [
         "Test accuracy",
@@ -87,3 +91,75 @@ def test_the_end_of_a_loop_is_the_mean_of_its_last_tenth(tmp_path):
 def test_seconds_are_those_of_the_run_also_where_it_was_resumed():
     rows = [{"elapsed": seconds} for seconds in (30.0, 31.0, 33.0, 0.5, 1.5)]
     assert [row["elapsed"] for row in timed(rows)] == [0.0, 1.0, 3.0, 3.5, 4.5]
+
+
+def write_runs(folder, runs, columns="step,loss,accuracy,elapsed"):
+    for name, rows in runs.items():
+        lines = [",".join(map(str, row)) for row in rows]
+        (folder / f"{name}.csv").write_text("\n".join([columns, *lines]) + "\n")
+    return [folder]
+
+
+def curve(pace, shift=0.0):
+    """Ten rows: accuracy grows by a twentieth a row."""
+    return [[i, 2 / i, 0.05 * i + shift, pace * i] for i in range(1, 11)]
+
+
+def test_files_named_by_their_seeds_are_seeds_of_one_arm(tmp_path):
+    runs = {f"plain-seed{seed}": curve(1.0, 0.01 * seed) for seed in range(3)}
+    runs |= {f"dome_seed_{seed}": curve(2.0, 0.2 + 0.02 * seed) for seed in range(3)}
+    sections = file_sections(write_runs(tmp_path, runs), baseline="plain")
+    (helped, *_), _, groups = answered(sections)
+    assert [(g.arm, [t.seed for t in g.trials]) for g in groups] == [
+        ("plain", [0, 1, 2]),
+        ("dome", [0, 1, 2]),
+    ]
+    assert helped.answer == "Ahead, in 3 seeds"
+
+
+def test_a_number_in_a_name_is_a_seed_only_if_the_rows_say_so(tmp_path):
+    columns = "step,loss,seed"
+    runs = {"rank-1": [[1, 2.0, 0]], "rank-2": [[1, 1.0, 0]], "plain-7": [[1, 3.0, 7]]}
+    sections = file_sections(write_runs(tmp_path, runs, columns), baseline="plain")
+    _, _, groups = answered(sections)
+    assert [(g.arm, g.trials[0].seed) for g in groups] == [
+        ("plain", 7),
+        ("rank-1", 0),
+        ("rank-2", 0),
+    ]
+
+
+def test_a_baseline_that_is_no_run_is_refused_with_the_names(tmp_path):
+    paths = write_runs(tmp_path, {"one": curve(1.0), "two": curve(2.0)})
+    with pytest.raises(ValueError, match="--baseline takes one of one, two"):
+        file_sections(paths, baseline="three")
+
+
+def test_arms_are_also_compared_when_the_faster_one_has_ended(tmp_path):
+    runs = {f"plain-seed{seed}": curve(1.0, 0.01 * seed) for seed in range(3)}
+    runs |= {f"dome-seed{seed}": curve(2.5, 0.2 + 0.02 * seed) for seed in range(3)}
+    sections = file_sections(write_runs(tmp_path, runs), baseline="plain")
+    (_, cost, *_), _, groups = answered(sections)
+    assert cost.answer == "2.5 times the time"
+    (pair,) = pairs_of(groups)
+    # Ten rows without the filter take as long as four with it.
+    assert pair.timed.before == pytest.approx(0.5 + 0.01)
+    assert pair.timed.after == pytest.approx(0.2 + 0.2 + 0.02)
+    assert "51.0 → 42.0 % accuracy, −9.0 [−11.5, −6.5] points" in cost.lines
+
+
+def test_intervals_end_where_values_do_and_two_seeds_are_points(tmp_path):
+    runs = {
+        f"plain-seed{seed}": [[1, 1.0, value, 1.0]]
+        for seed, value in enumerate((0.5, 0.9, 1.0))
+    }
+    runs |= {f"dome-seed{seed}": [[1, 1.0, 0.1 + seed, 1.0]] for seed in range(2)}
+    sections = file_sections(write_runs(tmp_path, runs), baseline="plain")
+    page = html("title", sections)
+    (part,) = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
+    plain, dome_ = (group["lines"]["test_accuracy"] for group in part["groups"])
+    assert plain["high"] == [100.0]
+    assert 0 <= plain["low"][0] < 50
+    assert "low" not in dome_
+    assert dome_["seeds"] == [[10.0], [100.0]]  # 1.1 is no share
+    assert "an interval needs 3" in page

@@ -27,10 +27,9 @@ from dome_lab.paper.figures import Found
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
 from dome_lab.paper.figures import fig06_dbpedia_dynamics as fig06
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import FILTERED, PLAIN, Run
+from dome_lab.paper.run import FILTERED, PLAIN, TEST, Run
 from dome_lab.paper.statistics import select
 from dome_lab.paper.tuning import (
-    TEST,
     Case,
     Grid,
     cases_of,

@@ -26,10 +26,10 @@ from dome_lab.paper.figures import Found
 from dome_lab.paper.figures import ext04_tuned as ext04
 from dome_lab.paper.figures import fig03_mnist_compression as fig03
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import FILTERED, PLAIN, Run
+from dome_lab.paper.run import FILTERED, PLAIN, TEST, Run
 from dome_lab.paper.statistics import ends, number, select
 from dome_lab.paper.tolerance import EQUAL
-from dome_lab.paper.tuning import TEST, Grid, first_trials, search
+from dome_lab.paper.tuning import Grid, first_trials, search
 
 RATE = 100.0
 POWER_RATE = 28.0  # the least that PowerSGD can send of a ResNet-8

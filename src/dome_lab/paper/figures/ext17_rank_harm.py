@@ -24,7 +24,7 @@ from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.drawing import draw_points, subset_name
 from dome_lab.paper.figures import Found
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import FILTERED, PLAIN, Run, Value
+from dome_lab.paper.run import FILTERED, PLAIN, TEST, VALIDATION, Run, Value
 from dome_lab.paper.statistics import distinct, ends, select
 from dome_lab.paper.tolerance import EQUAL
 from dome_lab.paper.tuning import (
@@ -32,8 +32,6 @@ from dome_lab.paper.tuning import (
     LONG,
     MARKERS,
     NAMES,
-    TEST,
-    VALIDATION,
     Grid,
     equal_epochs,
     search,

@@ -27,11 +27,10 @@ from dome_lab.paper.figures import Found
 from dome_lab.paper.figures import ext04_tuned as ext04
 from dome_lab.paper.figures import fig06_dbpedia_dynamics as fig06
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import FILTERED, Run
+from dome_lab.paper.run import FILTERED, TEST, Run
 from dome_lab.paper.statistics import number, select
 from dome_lab.paper.tolerance import EQUAL
 from dome_lab.paper.tuning import (
-    TEST,
     Grid,
     cases_of,
     equal_epochs,

@@ -7,6 +7,7 @@ const DASHES = ["", "7 4", "2 4", "10 4 2 4", "14 5", "4 2 1 2"];
 const MOST_LINES = 6; // shown at first; more are hard to tell apart
 const HEIGHT = 260, WIDE_HEIGHT = 340;
 const MARGIN = { left: 52, right: 14, top: 10, bottom: 40 };
+const MOST_APART = 20; // ends of lines, before an axis of seconds or bytes is logarithmic
 const MANY_INDICES = 250; // from here on an axis of indices is logarithmic
 
 const SUPERSCRIPTS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
@@ -115,6 +116,7 @@ class Chart {
     this.scales(width, height);
     this.axes(width, height);
     for (const line of this.lines) this.band(line);
+    for (const line of this.lines) for (const seed of line.seeds ?? []) this.line({ ...line, mean: seed }, "seed");
     for (const line of this.lines) this.line(line);
     this.follow(width, height);
     if (focused) this.root.focus({ preventScroll: true });
@@ -129,7 +131,7 @@ class Chart {
     if (logY) [low, high] = [low / 1.3, high * 1.3];
     else {
       const room = (high - low || Math.abs(high) || 1) * 0.06;
-      const means = this.lines.flatMap((line) => line.mean).filter(isNumber);
+      const means = this.lines.flatMap((line) => [line.mean, ...(line.seeds ?? [])].flat()).filter(isNumber);
       // No room where no mean can be: below zero, or beyond 100 %.
       low = Math.min(...means) >= 0 ? Math.max(0, low - room) : low - room;
       high = this.options.unit === "%" && Math.max(...means) <= 100 ? Math.min(100.5, high + room) : high + room;
@@ -153,7 +155,7 @@ class Chart {
     }
     svg("line", { class: "axis", x1: MARGIN.left, x2: right, y1: bottom, y2: bottom }, this.root);
     for (const tick of this.x.ticks) {
-      if (!Number.isInteger(tick)) continue;
+      if (this.options.isCounted && !Number.isInteger(tick)) continue;
       const at = { x: this.x(tick), y: bottom + 17, "text-anchor": "middle" };
       svg("text", at, this.root).textContent = digits(tick);
     }
@@ -192,14 +194,14 @@ class Chart {
     }
   }
 
-  line(line) {
+  line(line, kind = "line") {
     const pieces = this.pieces(line, [line.mean]);
     const few = pieces.reduce((sum, piece) => sum + piece.length, 0) <= 40;
     for (const piece of pieces) {
       const d = "M" + piece.map(([x, y]) => `${x.toFixed(1)},${y.toFixed(1)}`).join("L");
-      svg("path", { class: "line", d, stroke: line.colour, "stroke-dasharray": line.dash }, this.root);
+      svg("path", { class: kind, d, stroke: line.colour, "stroke-dasharray": line.dash }, this.root);
       if (few || piece.length === 1)
-        for (const [x, y] of piece) svg("circle", { cx: x, cy: y, r: 2.6, fill: line.colour }, this.root);
+        for (const [x, y] of piece) svg("circle", { cx: x, cy: y, r: kind === "line" ? 2.6 : 1.6, fill: line.colour }, this.root);
     }
   }
 
@@ -253,6 +255,7 @@ class Chart {
       html("span", { class: "dot", style: `background:${line.colour}` }, undefined, row);
       const text = html("span", {}, `${line.name}: `, row);
       html("b", {}, `${digits(line.mean[i])}${unit && " " + unit}`, text);
+      if (line.seeds) text.append(` (${line.seeds.map((seed) => digits(seed[i])).join(", ")})`);
       if (line.low && isNumber(line.low[i])) text.append(` [${digits(line.low[i])}, ${digits(line.high[i])}]`);
     }
     this.tip.hidden = false;
@@ -327,9 +330,11 @@ class Part {
     const metric = this.data.metrics[Number(figure.dataset.metric)];
     const chart = new Chart(figure.querySelector(".plot"), {
       label: metric.title, xName: metric.along || this.data.time, unit: metric.unit, height: HEIGHT,
+      isCounted: !metric.along, // epochs and steps, not seconds
     });
     this.charts.push(() => {
       const lines = this.visible().filter((g) => g.lines[metric.column]).map((g) => this.styled(g, g.lines[metric.column]));
+      chart.options.logX = isWide(lines) && Boolean(metric.along);
       chart.show(lines, domain(lines));
     });
   }
@@ -371,8 +376,14 @@ class Part {
   }
 }
 
+// Whether lines end at places so far apart that short ones would not be seen.
+function isWide(lines) {
+  const ends = lines.map((l) => l.x.at(-1));
+  return Math.min(...ends) > 0 && Math.max(...ends) > MOST_APART * Math.min(...ends);
+}
+
 function domain(lines, only) {
-  const values = lines.flatMap((l) => (only ? l[only] : [...l.mean, ...(l.low ?? []), ...(l.high ?? [])]));
+  const values = lines.flatMap((l) => (only ? l[only] : [...l.mean, ...(l.low ?? []), ...(l.high ?? []), ...(l.seeds ?? []).flat()]));
   const x = lines.flatMap((l) => l.x.filter((_, i) => isNumber(l.mean[i])));
   const ends = x.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
   return { values, x: ends };
