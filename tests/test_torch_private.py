@@ -150,10 +150,12 @@ def test_a_tensor_counts_what_was_written_to_it():
         assert torch_private.version_of(torch.zeros(2)) == 0
 
 
-def test_a_view_knows_its_base():
+def test_tensors_of_one_memory_have_one_key():
     t = torch.zeros(2, 3)
-    assert torch_private.base_of(t[0]) is t
-    assert torch_private.base_of(t) is None
+    keys = {torch_private.storage_key(s) for s in (t, t[0], t.detach(), t.data)}
+    assert len(keys) == 1
+    assert torch_private.storage_key(t.clone()) not in keys
+    assert torch_private.storage_key(t.to_sparse()) is None
 
 
 def test_copies_are_the_same_one_by_one(monkeypatch):

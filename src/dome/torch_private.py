@@ -27,6 +27,9 @@ try:
     # Switches autocast off for all devices at once, also for those that have none, of
     # which torch.autocast wants to be told. Torch 2.8 to 2.15.
     from torch._C import _DisableAutocast as no_autocast
+
+    # Keeps the number of a storage from being used again. Torch 2.8 to 2.15.
+    from torch.multiprocessing.reductions import StorageWeakRef as StorageRef
     from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
     from torch.nn.modules.instancenorm import _InstanceNorm as AnyInstanceNorm
 
@@ -50,9 +53,9 @@ __all__ = [
     "AnyBatchNorm",
     "AnyInstanceNorm",
     "GraphBreak",
+    "StorageRef",
     "TorchDispatchMode",
     "applied",
-    "base_of",
     "checkpoint_arguments",
     "checkpoint_frame",
     "communication_hook",
@@ -81,6 +84,7 @@ __all__ = [
     "rounding",
     "runs_step_hooks",
     "schema_arguments",
+    "storage_key",
     "subtract_each_",
     "tree_flatten",
     "tree_map",
@@ -214,13 +218,16 @@ def versions_of(tensors: Sequence[Tensor | None]) -> list[int]:
         return [-1 if t is None else version_of(t) for t in tensors]
 
 
-def base_of(t: Tensor) -> Tensor | None:
-    """The tensor that this one is a view of, or None."""
-    # In every torch 2, no way without it.
+def storage_key(t: Tensor) -> int | None:
+    """The same for all tensors in one memory; None for one that has none."""
+    # In every torch 2. A key is free again when nobody refers to the storage, weakly
+    # (``StorageRef``) or not.
     try:
-        return t._base
+        return t.untyped_storage()._cdata
     except AttributeError as error:
-        raise RuntimeError(_lacks("Tensor._base")) from error
+        raise RuntimeError(_lacks("UntypedStorage._cdata")) from error
+    except (RuntimeError, NotImplementedError):  # sparse, or a stand-in of torch.func
+        return None
 
 
 def hook_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:

@@ -366,8 +366,6 @@ class CaptureMode(TorchFunctionMode):
         """Remember where the results of an operation hold their samples."""
         try:
             self.trace.note(call, result)
-            if call.batched and self.trace.alignment.is_open and not self.trace.again:
-                self.trace.relate(call, result)
             if self.trace.strict:
                 refuse_mix(self.trace, call, result)
         except TypeError as error:

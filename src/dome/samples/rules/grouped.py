@@ -73,7 +73,7 @@ class _Grouped(Function):
 
 def _pairs(site: Site, x: Tensor, offs: Tensor, num: int) -> Labels:
     """The number b·E + e of every row of x (N, in), as if each pair were a sample."""
-    place = site.axis if isinstance(site.axis, Labels) else site.axis.labels(x)
+    place = site.axis.labels(x)
     rows = torch.arange(len(x), device=x.device, dtype=offs.dtype)
     expert = torch.searchsorted(offs, rows, right=True)
     ids = place.ids.reshape(-1)

@@ -403,50 +403,6 @@ def written(step: Step) -> tuple[Place | None, Tensor | None]:
     return Labels(_filled(step, ids), step.known[0][1].batch), doubt
 
 
-def written_through(
-    t: Tensor, place: Place, base: Tensor, held: Place | None
-) -> tuple[Place | None, str | None, str | None, Tensor | None]:
-    """What is known of a tensor after a view of it was written to.
-
-    Args:
-        t: The view.
-        place: Where it holds samples now.
-        base: What it is a view of.
-        held: Where that held samples before; None if it held none.
-    """
-    start = int(base.storage_offset())
-    extent = 1 + sum(
-        (n - 1) * s for n, s in zip(base.shape, base.stride(), strict=True)
-    )
-    ids = torch.full((extent,), NOBODY, device=base.device)
-    whole = ids.as_strided(base.shape, base.stride(), 0)
-    if held is not None:
-        whole.copy_(held.ids if isinstance(held, Labels) else held.labels(base).ids)
-    part = ids.as_strided(t.shape, t.stride(), int(t.storage_offset()) - start)
-    own = place.ids if isinstance(place, Labels) else place.labels(t).ids
-    if held is not None:
-        return held, None, None, ((part != own) & (part >= 0)).any()
-    part.copy_(own)
-    axis, doubt = _regular(base, place, whole)
-    return axis or Labels(whole, place.batch), None, None, doubt
-
-
-def _regular(
-    base: Tensor, place: Place, ids: Tensor
-) -> tuple[Axis | None, Tensor | None]:
-    """The dimension along which these ids count the samples; whether it is not."""
-    dims = [dim for dim, size in enumerate(base.shape) if size == place.batch]
-    for dim in dims:
-        axis = Axis(dim, place.batch)
-        doubt = ((ids != axis.labels(base).ids) & (ids >= 0)).any()
-        # Elsewhere than on the CPU an answer waits for all work before it.
-        if not ids.is_cpu and len(dims) == 1:
-            return axis, doubt
-        if ids.is_cpu and not doubt:
-            return axis, None
-    return None, None
-
-
 def _value(step: Step) -> Value:
     if step.func in _ASSIGNS or step.func in _BY_MASK:
         return step.argument(2, "values", "source")

@@ -42,6 +42,10 @@ class Batched:
         """Whether no samples have met, as far as one can tell."""
         return self.mixed is None and self.hidden is None and self.doubt is None
 
+    def alike(self, other: "Batched") -> bool:
+        """Whether both hold the same inputs' samples in the same place."""
+        return self.place == other.place and self.inputs == other.inputs
+
     def joined(self, other: "Batched") -> "Batched":
         """The same place with what is wrong with either."""
         if other.is_fine:
@@ -170,9 +174,7 @@ class Step:
     def ids(self, t: Value) -> Tensor | None:
         """The sample of every entry of any tensor, None if it holds none."""
         place = self.place(t)
-        if place is None:
-            return None
-        return place.ids if isinstance(place, Labels) else place.labels(t).ids
+        return None if place is None else place.labels(t).ids
 
     def argument(self, place: int, *names: str) -> Value:
         """An argument by position or by one of its names, None if it was not given."""

@@ -19,9 +19,9 @@ from torch.autograd.graph import Node, get_gradient_edge
 from dome.samples.store.gradients import Questions
 from dome.samples.store.sink import Pass, Sink, Wanted
 from dome.samples.tracing.axis import Axis
-from dome.samples.tracing.ids import written_through
 from dome.samples.tracing.inputs import Alignment, Inputs
-from dome.samples.tracing.moves import follow, is_movement, partners, unmoved
+from dome.samples.tracing.memory import Memory, seen_after
+from dome.samples.tracing.moves import follow, partners, unmoved
 from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.origins import (
     Batched,
@@ -32,17 +32,13 @@ from dome.samples.tracing.origins import (
     Step,
     operations,
 )
-from dome.torch_private import base_of
 
 # Tensors that passes have left behind, below which nobody looks for those that died.
 FEW_LEFT = 1000
 
-_Known = dict[int, tuple[weakref.ref[Tensor], Origin | None]]
-
-
-def writes_values(func: Callable[..., Value]) -> bool:
-    """Whether an operation in place changes numbers, not a shape alone."""
-    return func is Tensor.__setitem__ or not is_movement(func)
+# By the tensor's id; the last is when it was known, in writes to memory.
+_Entry = tuple[weakref.ref[Tensor], Origin | None, int]
+_Known = dict[int, _Entry]
 
 
 @cache
@@ -54,6 +50,15 @@ def writes(func: Callable[..., Value]) -> bool:
 
 
 _WRITING = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__")
+# In place these change a shape or a graph, and no number.
+_RESHAPING = frozenset(
+    operations(
+        *("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_"),
+        *("as_strided_", "resize_", "resize_as_", "requires_grad_", "detach_"),
+    )
+)
+# Puts a tensor into the memory of another: ``x.data = y``.
+_ADOPTING = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class Trace:
@@ -94,6 +99,7 @@ class Trace:
         self._tracked: dict[int, nn.Parameter] = {}
         self._parameters: dict[int, Derived] = {}
         self._known: _Known = {}
+        self._memory = Memory()
         # What earlier passes left behind, and how much of it to look through next.
         self._left: _Known = {}
         self._most_left = FEW_LEFT
@@ -122,13 +128,14 @@ class Trace:
         """Forget the tensors that a forward pass did not leave behind."""
         # One that it did leave (a carried hidden state) stays batched; statistics of
         # the batch that it left in a buffer are constants of the next pass.
-        for key, known in self._known.items():
-            t = known[0]()
-            if t is not None and (t.requires_grad or _has_place(known[1])):
-                self._left[key] = known
+        for key in tuple(self._known):
+            t = self._known[key][0]()
+            if t is not None and (t.requires_grad or _has_place(self.origin(t))):
+                self._left[key] = self._known[key]
             else:
                 self._left.pop(key, None)
         self._known = {}
+        self._memory.forget()
         # Seldom: who keeps all batches in a list would look at all of them each time.
         if len(self._left) > self._most_left:
             self._left = _alive(self._left)
@@ -143,13 +150,18 @@ class Trace:
         """
         self._known = _alive(self._known)
         twin = copy.copy(self)
-        twin._known, twin.questions, twin.again = dict(self._known), Questions(), True
+        twin._known, twin._memory = dict(self._known), self._memory.copied()
+        twin.questions, twin.again = Questions(), True
         return twin
 
     def origin(self, t: Tensor) -> Origin | None:
         """Where a tensor comes from, None for a constant."""
         found = self._known.get(id(t)) or self._left.get(id(t))
-        if found is not None and found[0]() is t:
+        if found is not None and found[0]() is not t:
+            found = None
+        if self._memory.writes:
+            found = self._looked_at_again(t, found)
+        if found is not None:
             return found[1]
         if not t.requires_grad:
             return None
@@ -164,13 +176,25 @@ class Trace:
             return outside if sources != () else None
         return parameter
 
+    def _looked_at_again(self, t: Tensor, found: _Entry | None) -> _Entry | None:
+        """What is known of a tensor, writes through others of its memory included."""
+        origin, time = (None, 0) if found is None else found[1:]
+        writes = self._memory.since(t, time)
+        for write in writes:
+            origin = seen_after(write, t, origin)
+            origin = self._counted(origin, t) if isinstance(origin, Batched) else origin
+        if writes:
+            self.mark(t, origin)
+            found = self._known[id(t)]
+        return found
+
     def mark(self, t: Tensor, origin: Origin | None) -> None:
         """Remember where a tensor comes from, None for a constant."""
-        self._known[id(t)] = (weakref.ref(t), origin)
+        self._known[id(t)] = (weakref.ref(t), origin, self._memory.time)
 
     def mark_axis(self, t: Tensor, place: Place | None) -> None:
         """Remember where a tensor holds its samples."""
-        self._known[id(t)] = (weakref.ref(t), Batched(place))
+        self.mark(t, Batched(place))
 
     def axis(self, t: Tensor) -> Axis | None:
         """Where a tensor holds samples, None if not in a regular layout."""
@@ -237,37 +261,49 @@ class Trace:
 
     def note(self, call: Call, out: Value) -> None:
         """Remember what the results of an operation that ran depend on."""
+        if call.func == _ADOPTING:
+            t, source = call.args[:2]
+            if call.batched and isinstance(source, Tensor):
+                self.mark(t, self.origin(source))
+            return
         if not call.batched:
             self._note_derived(call, out)
             return
         anew = call.in_place or "out" in call.kwargs
+        if not anew:
+            self._note_results(call, out)
+            self._relate(call, out)
+            return
+        targets = tensors(out)
+        before = [self.origin(t) for t in targets]
+        self._note_results(call, out, anew)
+        self._relate(call, out)
+        if call.func not in _RESHAPING:
+            for t, earlier in zip(targets, before, strict=True):
+                self._note_write(t, earlier)
+
+    def _note_results(self, call: Call, out: Value, anew: bool = False) -> None:
         if isinstance(out, Tensor):
             # Most rules have said where their results hold samples.
             if not anew and self.knows(out):
                 return
             same = unmoved(call, out)
             if same is not None:
-                before = self.origin(out) if anew else None
-                self._known[id(out)] = (weakref.ref(out), same)
-                if anew:
-                    self._note_base(out, before)
+                self.mark(out, same)
                 return
         results = tensors(out)
         if anew or not all(map(self.knows, results)):
             self._note_batched(call, out, results, anew)
 
-    def relate(self, call: Call, out: Value) -> None:
+    def _relate(self, call: Call, out: Value) -> None:
         """Note which inputs results depend on, and whether these met one by one."""
+        if not self.alignment.is_open or self.again:
+            return
         inputs = 0
         for origin in partners(call):
             inputs |= origin.inputs
         results = tensors(out)
         found = [known for t in results if (known := self._made_of(t, inputs))]
-        if call.in_place:
-            for t in results:
-                base = base_of(t)
-                if base is not None:
-                    self._made_of(base, inputs)
         matters = any(t.requires_grad for t in results)
         if call.derived and matters:
             self.alignment.use(inputs)
@@ -304,6 +340,8 @@ class Trace:
         origin = Derived(tuple(sources.values()), call.args[0] if copies else None)
         for t in tensors(out):
             if t.requires_grad and id(t) not in self._parameters:
+                if call.in_place:
+                    self._memory.note(t, origin)
                 self.mark(t, origin)
 
     def _note_batched(
@@ -313,10 +351,7 @@ class Trace:
         for origin in call.origins:
             if not origin.is_fine:
                 before = origin if before is None else before.joined(origin)
-        # In place, shapes are changed without a number.
-        written = anew and (writes_values(call.func) or not call.in_place)
         for number, t in enumerate(results):
-            earlier = self.origin(t) if written else None
             if anew or not self.knows(t):
                 found: Batched | None = Batched(None)
                 if known:
@@ -329,37 +364,29 @@ class Trace:
                 if found is not None and before is not None:
                     found = found.joined(before)
                 self.mark(t, None if found is None else self._counted(found, t))
-            if written:
-                self._note_base(t, earlier)
 
     def _counted(self, origin: Batched, t: Tensor) -> Batched:
         """An origin without the mixing that cannot reach a gradient: of integers."""
         if self.strict or t.is_floating_point() or t.is_complex():
             return origin
-        return Batched(origin.place if origin.mixed is None else None)
+        place = origin.place if origin.mixed is None else None
+        return Batched(place, inputs=origin.inputs)
 
-    def _note_base(self, t: Tensor, before: Origin | None) -> None:
-        """What a tensor that was written to is a view of, as in ``out[:, t] += h``.
+    def _note_write(self, t: Tensor, before: Origin | None) -> None:
+        """Remember a write for whatever else lies in its memory.
 
         Args:
-            t: The view.
+            t: What was written to.
             before: What was known of it before.
         """
-        base, after = base_of(t), self.origin(t)
-        if base is None or not isinstance(after, Batched):
+        after = self.origin(t)
+        if not isinstance(after, Batched):
             return
-        same = isinstance(before, Batched) and before.place == after.place
-        if same and after.is_fine and after.place is not None:
-            return
-        origin = self.origin(base) if self.knows(base) else None
-        place = origin.place if isinstance(origin, Batched) else None
-        if after.place is None or (place is None and isinstance(origin, Batched)):
-            found = Batched(place, hidden=None if after.place else "a write to a view")
-        else:
-            found = Batched(*written_through(t, after.place, base, place))
-        if isinstance(origin, Batched):
-            found = found.joined(origin)
-        self.mark(base, self._counted(found.joined(after), base))
+        same = isinstance(before, Batched) and before.alike(after)
+        # Else every entry is still the one sample's, as after most such operations.
+        if not same or after.place is None or not after.is_fine:
+            self._memory.note(t, after)
+            self.mark(t, after)
 
     def sort(
         self, values: Sequence[Value]
