@@ -1,7 +1,7 @@
 """The Python of a page runs, in order and in one namespace that begins with PRELUDE."""
 
 import pytest
-from docs.pages import PAGES, blocks, name
+from docs.pages import DOCS, PAGES, blocks, name
 
 PRELUDE = """
 from collections import OrderedDict
@@ -29,7 +29,13 @@ ELSEWHERE = {
     "from dome.integrations.transformers import": "examples/transformers_sentences.py",
     "from dome.integrations import accelerate": "tests/integrations/test_accelerate.py",
 }
-WITH_CODE = [page for page in PAGES if blocks(page.read_text())]
+# Tutorials are programs: test_tutorials.py runs them.
+LESSONS = DOCS / "tutorials"
+WITH_CODE = [
+    page
+    for page in PAGES
+    if blocks(page.read_text()) and page.parent != LESSONS
+]
 
 
 def begins(block):
