@@ -21,12 +21,11 @@ from dome.newcomers import Newcomers
 from dome.options import FilterOptions, Options, signature_of
 from dome.parameters import Layout, selected
 from dome.samples import declared
-from dome.samples.protocol import gives_factors
+from dome.samples.protocol import is_compact
 from dome.torch_private import norms_of, own_arithmetic
 from dome.trackers import Tracker
 from dome.trackers.blocks import Blockwise
-from dome.trackers.factors import FactorBatch
-from dome.world import Alone, World
+from dome.world import Alone, Samples, World
 
 RANGE = (1e-12, 1e12)  # of norms whose squares float32 can add up
 
@@ -303,11 +302,13 @@ class GradientFilter(Hooked):
         self._source.discard()
         self._source.arm(self._options.takes_samples(self._num_steps))
 
-    def _take(self, due: bool) -> Tensor | FactorBatch | None:
+    def _take(self, due: bool) -> Samples | None:
         """The samples of this step: rows, or what they are products of."""
-        if self._options.direction_rank is not None and gives_factors(self._source):
-            return self._source.take_factors(due)
-        return self._source.take(due)
+        if not is_compact(self._source):
+            return self._source.take(due)
+        if self._options.direction_rank is None:
+            return self._source.take_parts(due)
+        return self._source.take_factors(due)
 
     def _check_alone(self, name: str) -> None:
         if not isinstance(self._world, Alone):

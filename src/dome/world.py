@@ -16,10 +16,9 @@ from dome.options import Downstream, FilterOptions
 from dome.parameters import Block, Layout
 from dome.samples import SampleSource, Use
 from dome.trackers import Tracker
-from dome.trackers.blocks import Blockwise, ranks_of
-from dome.trackers.factors import FactorBatch
+from dome.trackers.blocks import Batch, Blockwise, ranks_of
 
-Samples = Tensor | FactorBatch
+Samples = Batch
 State = dict[str, Tensor]
 
 

@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dome.trackers import linalg
 from dome.trackers.basis import FactoredBasis
 from dome.trackers.linalg import Shard
+from dome.trackers.parts import parts_of
 
 F64 = torch.float64
 PRODUCTS = {"mm", "mv", "bmm", "addmm", "addmm_", "addmv", "addmv_", "baddbmm"}
@@ -25,7 +26,7 @@ def turned(S, G, c):
     """U P + Gᵀ M, with S that takes the samples in."""
     U = basis(S)
     P = torch.eye(RANK, dtype=F64) + 0.1
-    U.turn_(U.turn(P), G, c.cpu().expand(SAMPLES, -1).contiguous())
+    U.turn_(U.turn(P), parts_of(G), c.cpu().expand(SAMPLES, -1).contiguous())
     return U.matrix
 
 

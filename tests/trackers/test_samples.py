@@ -4,6 +4,7 @@ import torch
 from dome.trackers import linalg
 from dome.trackers.basis import FactoredBasis
 from dome.trackers.linalg import Shard
+from dome.trackers.parts import parts_of
 from dome.trackers.samples import Samples
 
 
@@ -20,7 +21,7 @@ def orthonormal(rng, dim, rank, dtype=torch.float64):
 
 
 def careful(samples, dtype=torch.float64):
-    return samples.carefully(Shard.whole(samples.rows.shape[1]), dtype)
+    return samples.carefully(Shard.whole(samples.parts[0].rows.shape[1]), dtype)
 
 
 def looked_at(samples, U, pairwise=True):
@@ -54,7 +55,9 @@ def test_products_are_those_of_the_centred_samples(pairwise, mean, with_care, rn
     torch.testing.assert_close(seen.energy, H.square().sum(), **close)
     torch.testing.assert_close(seen.totals, G.square().sum(dim=1), rtol=1e-7, atol=1e-7)
     wide, small = samples.combination(seen.V, X)
-    torch.testing.assert_close(wide.T @ small, H.T @ V @ X, rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(
+        wide[0].rows.T @ small, H.T @ V @ X, rtol=1e-6, atol=1e-4
+    )
     torch.testing.assert_close(samples.coordinates(basis), G @ U)
 
 
@@ -64,7 +67,7 @@ def test_what_samples_have_outside_a_basis_keeps_its_digits_where_little_is(rng)
     G = inside + 0.01 * torch.randn(6, 40, generator=rng)
     exact, basis = G.double() - G.double().mean(dim=0), U.matrix.double()
     V = looked_at(Samples(G), U).V
-    correction, inner = U.outside(G, V)
+    correction, inner = U.outside(parts_of(G), V)
     rest = exact - (V + correction) @ basis.T
     # Float32 rounds samples of length 2,000 to 1e-4, a fiftieth of what is outside.
     torch.testing.assert_close(

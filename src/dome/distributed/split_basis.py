@@ -21,6 +21,7 @@ from dome.masks import Masks, is_zero
 from dome.options import FilterOptions
 from dome.parameters import Block, Layout
 from dome.trackers.linalg import Shard
+from dome.trackers.parts import PartialRows
 from dome.world import (
     Attached,
     Samples,
@@ -65,6 +66,8 @@ class SplitBasis:
         """All workers' samples in the columns held here, shape (B, D/P)."""
         self._local.begin_step()
         g = self._own = self.layout.gather()
+        if isinstance(own, PartialRows):
+            own = own.written_out()
         rows = own if isinstance(own, Tensor) else g.new_empty(0, len(g))
         mine = Handshake(step, len(rows), adds_up=adds_up(rows, g))
         everyone = shake_hands(self._workers, mine, self.layout, self.masks)

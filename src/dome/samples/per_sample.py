@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from dome.parameters import Layout
 from dome.samples.capture import capture_of
 from dome.samples.protocol import NONE
+from dome.samples.store.group import large_tables
 from dome.samples.store.rows import Rows
 from dome.samples.store.streamed import StreamedRows, Use
 from dome.samples.tracing.inputs import declared
 from dome.samples.tracing.refuse import check_capturable
 from dome.trackers.factors import FactorBatch
+from dome.trackers.parts import PartialRows
 
 
 class PerSample:
@@ -63,7 +65,10 @@ class PerSample:
         self.rows: Rows | StreamedRows
         if use is None:
             self.rows = Rows(
-                layout, ignore_penalty=ignore_penalty, direction_rank=direction_rank
+                layout,
+                ignore_penalty=ignore_penalty,
+                direction_rank=direction_rank,
+                tables=large_tables(model),
             )
         else:
             self.rows = StreamedRows(layout, use, ignore_penalty=ignore_penalty)
@@ -101,8 +106,13 @@ class PerSample:
         self._check(due)
         return self.rows.take()
 
+    def take_parts(self, due: bool = True) -> Tensor | PartialRows | None:
+        """The same without what is zero in all samples: see ``CompactSource``."""
+        self._check(due)
+        return self.rows.take_parts()
+
     def take_factors(self, due: bool = True) -> FactorBatch | None:
-        """The same as what rows are products of: see ``FactorSource``."""
+        """The same as what rows are products of: see ``CompactSource``."""
         self._check(due)
         return self.rows.take_factors()
 

@@ -20,6 +20,7 @@ from typing import Protocol, TypeGuard
 from torch import Tensor
 
 from dome.trackers.factors import FactorBatch
+from dome.trackers.parts import PartialRows
 
 # No named inputs.
 NONE: Mapping[str, object] = MappingProxyType({})
@@ -79,8 +80,11 @@ class SampleSource(Protocol):
         """Remove every hook from the model."""
 
 
-class FactorSource(SampleSource, Protocol):
-    """A source of both kinds."""
+class CompactSource(SampleSource, Protocol):
+    """A source of both kinds, and of rows without what is zero."""
+
+    def take_parts(self, due: bool = True) -> Tensor | PartialRows | None:
+        """The rows since the last call, of embeddings those words that samples have."""
 
     def take_factors(self, due: bool = True) -> FactorBatch | None:
         """The samples since the last call, parameter by parameter.
@@ -90,6 +94,6 @@ class FactorSource(SampleSource, Protocol):
         """
 
 
-def gives_factors(source: SampleSource) -> TypeGuard[FactorSource]:
-    """Whether a source can give samples as factors."""
+def is_compact(source: SampleSource) -> TypeGuard[CompactSource]:
+    """Whether a source can give samples as factors, or without zeros."""
     return hasattr(source, "take_factors")

@@ -14,8 +14,11 @@ from dome.parameters import Block
 from dome.torch_private import own_arithmetic
 from dome.trackers.factors import FactorBatch
 from dome.trackers.low_rank import LowRankPower
+from dome.trackers.parts import PartialRows
 from dome.trackers.protocol import PlannedTracker, Tracker, is_planned
 from dome.trackers.tracker import update_all
+
+Batch = Tensor | PartialRows | FactorBatch  # samples of a step, in three forms
 
 
 class Blockwise:
@@ -33,17 +36,18 @@ class Blockwise:
         return iter(zip(self._columns, self.by_name.values(), strict=True))
 
     @own_arithmetic
-    def update(self, grads: Tensor | FactorBatch, scale: float = 1.0) -> None:
+    def update(self, grads: Batch, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into every block."""
-        ours: list[tuple[PlannedTracker, Tensor | FactorBatch]] = []
+        ours: list[tuple[PlannedTracker, Batch]] = []
         for columns, tracker in self:
             own = within(grads, columns)
             if isinstance(own, FactorBatch) and not isinstance(tracker, LowRankPower):
                 raise TypeError(f"{type(tracker).__name__} takes rows, not factors")
             if is_planned(tracker):
                 ours.append((tracker, own))
-            elif isinstance(own, Tensor):
-                tracker.update(own, scale)
+            elif not isinstance(own, FactorBatch):
+                rows = own if isinstance(own, Tensor) else own.written_out()
+                tracker.update(rows, scale)
         update_all([t for t, _ in ours], [own for _, own in ours], scale)
 
     def update_block(self, name: str, grads: Tensor, scale: float = 1.0) -> None:
@@ -150,7 +154,7 @@ def ranks_of(blocks: Sequence[Block], rank: int | Mapping[str, int]) -> dict[str
     return {block.name: min(rank, block.dim) for block in blocks}
 
 
-def within(grads: Tensor | FactorBatch, columns: slice) -> Tensor | FactorBatch:
+def within(grads: Batch, columns: slice) -> Batch:
     """The samples of some columns alone."""
     if isinstance(grads, Tensor):
         return grads[:, columns]

@@ -9,8 +9,9 @@ digits: such samples are multiplied by a power of two and centred first, ``caref
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from numbers import Integral
 from typing import TYPE_CHECKING, SupportsFloat
 
@@ -24,6 +25,7 @@ from dome.trackers.linalg import (
     product,
     squared_norms,
 )
+from dome.trackers.parts import Part, PartialRows, parts_of, pieces
 from dome.trackers.protocol import Sums
 
 if TYPE_CHECKING:
@@ -103,63 +105,78 @@ class Samples:
     """The samples ``scale * rows``.
 
     Args:
-        rows: Shape (B, D), the columns held here.
+        rows: Shape (B, D), the columns held here; or parts of them.
         scale: Factor on all of them.
     """
 
-    def __init__(self, rows: Tensor, scale: float = 1.0) -> None:
-        self.rows, self._precision = rows, rows.dtype
+    def __init__(self, rows: Tensor | PartialRows, scale: float = 1.0) -> None:
+        self.parts = parts_of(rows)
+        self._precision = self.parts[0].rows.dtype
         self._scale = self._unit = torch.tensor(scale, dtype=torch.float64)
         # What was taken out of the rows; None where they are as they came.
-        self._mean: Tensor | None = None
+        self._mean: tuple[Part, ...] | None = None
         self.are_careful = False  # whether rows were multiplied and centred first
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.parts[0].rows)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.parts[0].rows.device
 
     def carefully(self, shard: Shard, dtype: torch.dtype) -> "Samples":
         """The same, multiplied and centred, in the precision of a basis."""
-        G = self.rows
-        largest = torch.zeros((), dtype=torch.float64, device=G.device)
-        if G.numel():
-            largest = torch.linalg.vector_norm(G, torch.inf).double()
+        largest = torch.zeros((), dtype=torch.float64, device=self._device)
+        for part in self.parts:
+            if part.rows.numel():
+                longest = torch.linalg.vector_norm(part.rows, torch.inf).double()
+                # A number that is not finite is larger than all others.
+                largest = torch.maximum(largest, longest)
         # A sum over workers is no less than the maximum, and at most P times that.
         (largest,) = shard.total(largest)
-        most = 1022 if G.dtype == torch.float64 else 126
+        most = 1022 if self._precision == torch.float64 else 126
         exponent = math.frexp(float(largest))[1]
         power = math.ldexp(1.0, -max(-most, min(most, exponent)))
         # In the wider precision: the power fits neither 16 bits, where these are what
         # rows have, nor what is left of float64 rows once they are float32.
-        H = G.to(torch.promote_types(G.dtype, compute_dtype(dtype)), copy=True)
-        mean = H.mul_(power).mean(dim=0)
-        result = Samples(H.sub_(mean).to(compute_dtype(dtype)))
-        result._precision, result._mean = self._precision, mean.to(result.rows)
+        own = compute_dtype(dtype)
+        wide = torch.promote_types(self._precision, own)
+        centred, mean = [], []
+        for part in self.parts:
+            H = part.rows.to(wide, copy=True).mul_(power)
+            mu = H.mean(dim=0, keepdim=True)
+            centred.append(part._replace(rows=H.sub_(mu).to(own)))
+            mean.append(part._replace(rows=mu.to(own)))
+        result = Samples(PartialRows(tuple(centred)))
+        result._precision, result._mean = self._precision, tuple(mean)
         result._scale, result._unit = self._scale, self._scale / power
         result.are_careful = True
         return result
 
     def look(self, U: "FactoredBasis", *, pairwise: bool) -> Sums:
         """G U, and G Gᵀ or what is needed of it: sums over all D."""
-        G, mu, dtype = self.rows, self._mean, U.compute_dtype
-        sums = {"GU": U.inner(G)}
+        dtype = U.compute_dtype
+        sums = {"GU": U.inner(self.parts)}
         if pairwise:
-            sums["GG"] = product(G, G.T, dtype)
+            sums["GG"] = _sum(product(G, G.T, dtype) for G, *_ in self.parts)
         else:
-            sums["squares"] = squared_norms(G)
-            mean = G.mean(dim=0, dtype=torch.promote_types(G.dtype, dtype))
-            sums["Gmu"] = product(G, mean[:, None], dtype)[:, 0]
-        if mu is not None:
-            sums |= {"muU": U.inner(mu[None])[0], "mu2": squared_norms(mu[None])[0]}
-            sums["Hmu"] = product(G, mu[:, None])[:, 0]
+            sums["squares"] = _sum(squared_norms(G) for G, *_ in self.parts)
+            wide = torch.promote_types(self._precision, dtype)
+            means = [(G, G.mean(dim=0, dtype=wide)) for G, *_ in self.parts]
+            sums["Gmu"] = _sum(product(G, mu[:, None], dtype)[:, 0] for G, mu in means)
+        if self._mean is not None:
+            pairs = list(zip(self.parts, self._mean, strict=True))
+            sums["muU"] = U.inner(self._mean)[0]
+            sums["mu2"] = _sum(squared_norms(mu.rows)[0] for mu in self._mean)
+            sums["Hmu"] = _sum(product(G.rows, mu.rows.T)[:, 0] for G, mu in pairs)
         return sums
 
     def act(self, U: "FactoredBasis", sums: Sums) -> Sums:
         """G Gᵀ V (B, K), where G Gᵀ would take more flops: a sum over all D."""
         V, dtype = sums["GU"] - sums["GU"].mean(dim=0), U.compute_dtype
         total, small = torch.zeros_like(V), V.to(dtype)
-        num = block_rows(sum(V.shape), self.rows.device)
-        for columns in self.rows.split(num, dim=1):
-            block = columns.to(dtype)
+        for part in pieces(self.parts, block_rows(sum(V.shape), self._device)):
+            block = part.rows.to(dtype)
             total += block @ (block.T @ small)
         return {"GGV": total}
 
@@ -203,26 +220,37 @@ class Samples:
             num_parts: How many.
             dtype: What they are centred in, or the precision of the rows if wider.
         """
-        wide = torch.promote_types(self.rows.dtype, dtype)
-        parts = self.rows.tensor_split(num_parts)
-        mean = torch.stack([part.sum(dim=0, dtype=wide) for part in parts]).sum(dim=0)
-        mean /= len(self)
-        for part in parts:
-            rows = (part.to(wide) - mean) * 0.5**0.5
-            result = Samples(torch.cat([rows, -rows]))
+        wide = torch.promote_types(self._precision, dtype)
+        means = []
+        for part in self.parts:
+            split = part.rows.tensor_split(num_parts)
+            sums = torch.stack([some.sum(dim=0, dtype=wide) for some in split])
+            means.append(sums.sum(dim=0) / len(self))
+        for i in range(num_parts):
+            mirrored = []
+            for part, mean in zip(self.parts, means, strict=True):
+                some = part.rows.tensor_split(num_parts)[i]
+                rows = (some.to(wide) - mean) * 0.5**0.5
+                mirrored.append(part._replace(rows=torch.cat([rows, -rows])))
+            result = Samples(PartialRows(tuple(mirrored)))
             result._scale, result._unit = self._scale, self._unit
             yield result
 
-    def combination(self, V: Tensor, X: Tensor) -> tuple[Tensor, Tensor]:
+    def combination(self, V: Tensor, X: Tensor) -> tuple[Sequence[Part], Tensor]:
         """Hᵀ V X as wideᵀ small. V sums to zero over b, so that Gᵀ V = Hᵀ V."""
-        return self.rows, self._unit * (V @ X)
+        return self.parts, self._unit * (V @ X)
 
     def coordinates(self, U: "FactoredBasis") -> Tensor:
         """G U: a sum over all D, shape (B, K)."""
-        GU = self._unit * U.inner(self.rows)
+        GU = self._unit * U.inner(self.parts)
         if self._mean is None:
             return GU
-        return GU + self._unit * U.inner(self._mean[None])
+        return GU + self._unit * U.inner(self._mean)
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    """Of at least one."""
+    return reduce(torch.add, parts)
 
 
 def check_whole(**values: object) -> None:
@@ -287,15 +315,15 @@ class Intake:
             newest = self._forget
         return 1 - newest, newest
 
-    def check(self, grads: Tensor) -> None:
+    def check(self, grads: Tensor | PartialRows) -> None:
         """Refuse samples that are no batch (B, D) of numbers."""
         num = self._num_rows
-        if grads.dim() != 2 or grads.shape[1] != num:
+        if len(grads.shape) != 2 or grads.shape[1] != num:
             raise ValueError(
                 f"samples must have shape (B, {num}), one gradient per row, got "
                 f"{tuple(grads.shape)}"
             )
-        if not grads.is_floating_point():
+        if not grads.dtype.is_floating_point:
             raise ValueError(f"samples must be floating point, got {grads.dtype}")
 
     def admits(self, num_samples: int) -> bool:

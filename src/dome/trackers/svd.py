@@ -90,7 +90,7 @@ class IncrementalSVD(BasisTracker):
 
     def _outside(self, H: Samples, sums: Sums) -> Sums:
         V = sums["GU"] - sums["GU"].mean(dim=0)
-        correction, inner = self._U.outside(H.rows, V)
+        correction, inner = self._U.outside(H.parts, V)
         return {"correction": correction, "inner": inner}
 
     def fold(self, H: Samples, seen: Seen, sums: Sums, *, is_lost: bool) -> None:

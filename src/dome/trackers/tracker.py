@@ -16,6 +16,7 @@ from torch import Tensor
 from dome.torch_private import no_autocast, own_arithmetic
 from dome.trackers.basis import FactoredBasis
 from dome.trackers.linalg import Shard, Total, alone
+from dome.trackers.parts import PartialRows
 from dome.trackers.protocol import PlannedTracker, Sums, Update
 from dome.trackers.samples import Intake, Samples, Seen
 from dome.trackers.states import check_small, draw_seed, translated
@@ -148,7 +149,9 @@ class BasisTracker(ABC):
         """
         update_all([self], [grads], scale)
 
-    def admitted(self, grads: Tensor | Samples, scale: float) -> Samples | None:
+    def admitted(
+        self, grads: Tensor | PartialRows | Samples, scale: float
+    ) -> Samples | None:
         """The samples ``scale * grads``, unless there are too few of them."""
         if not isinstance(grads, Samples):
             self._intake.check(grads)

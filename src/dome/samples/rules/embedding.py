@@ -171,8 +171,7 @@ def _scatter(
         delta = delta.masked_fill((indices == padding)[..., None], 0)
     values = site.axis.samples_first(delta)
     words = site.axis.samples_first(indices[..., None])
-    factors = OneHot(words[..., 0], shape[0]), Vectors(values)
-    if sink.keeps_products and sink.keep(*factors):
+    if sink.keep(OneHot(words[..., 0], shape[0]), Vectors(values)):
         return
     rows = words.expand_as(values)
     room = sink.room(values.dtype, zero=True)

@@ -12,7 +12,7 @@ Forward passes of their own ``backward()`` (gradient accumulation) are other sam
 whatever their size: their rows lie one below the other.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar, cast
 
 import torch
@@ -22,94 +22,11 @@ from dome.parameters import Layout, Slot
 from dome.samples.store.audit import FEWEST, Audit, Entry, check_complete, entry
 from dome.samples.store.factors import FactorGroup, batch_of
 from dome.samples.store.gradients import Gradients, Reach, read
+from dome.samples.store.group import RowGroup, words_used
 from dome.samples.store.sink import Pass
 from dome.torch_private import current_graph_task, when_backward_ends
-from dome.trackers.factors import FactorBatch, Product
-
-
-class RowGroup:
-    """Rows (B, D) of one backward pass, filled one parameter at a time.
-
-    Args:
-        buffer: At least as many rows as are needed.
-        num_rows: B.
-        task: The backward pass.
-        first: The first column, if there are those of a layer only.
-    """
-
-    def __init__(
-        self, buffer: Tensor, num_rows: int, task: int, first: int = 0
-    ) -> None:
-        self.buffer = buffer
-        self._first = first
-        self.rows = buffer[:num_rows]
-        self.num_rows = num_rows
-        self.task = task
-        self.written: set[int] = set()
-        self.passes: set[Pass] = set()
-        self._coarse: dict[int, torch.dtype] = {}
-
-    def view(self, slot: Slot) -> Tensor:
-        """The columns of a parameter, shape (B, *parameter)."""
-        start = slot.start - self._first
-        columns = self.rows.narrow(1, start, slot.stop - slot.start)
-        if len(slot.shape) == 1:
-            return columns
-        return columns.view(self.num_rows, *slot.shape)
-
-    def room(self, slot: Slot, dtype: torch.dtype, zero: bool) -> Tensor | None:
-        """The columns of a parameter (B, *parameter), to be written by the caller.
-
-        None if they hold a contribution already, or numbers of another type. With
-        ``zero`` they are cleared, and offered for later contributions too.
-        """
-        fresh = slot.start not in self.written
-        if self.rows.dtype != dtype or not (fresh or zero):
-            return None
-        self.written.add(slot.start)
-        view = self.view(slot)
-        return view.zero_() if zero and fresh else view
-
-    def keep(self, slot: Slot, product: Product) -> bool:
-        """Whether samples are taken as a product: here they are rows."""
-        del slot, product
-        return False
-
-    def parts(self, slot: Slot, kind: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The sum of a parameter's rows, and their lengths: see ``audit``."""
-        rows = self.view(slot)
-        # They are as wide as the widest parameter of the model.
-        wide = torch.promote_types(rows.dtype, kind)
-        return rows.sum(0, dtype=kind), torch.linalg.vector_norm(rows, dtype=wide)
-
-    def add(self, slot: Slot, grads: Tensor, dtype: torch.dtype) -> None:
-        """Write a first contribution (B, *parameter), add a later one."""
-        if slot.start in self.written:
-            self.view(slot).add_(grads)
-        else:
-            self.view(slot).copy_(grads)
-            self.written.add(slot.start)
-        coarsest = self._coarse.get(slot.start, self.rows.dtype)
-        if dtype != coarsest and torch.finfo(dtype).eps > torch.finfo(coarsest).eps:
-            self._coarse[slot.start] = dtype
-
-    def dtype_of(self, slot: Slot) -> torch.dtype:
-        """The coarsest type in which the rows of a parameter were computed."""
-        return self._coarse.get(slot.start, self.rows.dtype)
-
-    def finish(self, slots: Iterable[Slot]) -> None:
-        """Clear the columns of parameters that this backward pass left out."""
-        for slot in slots:
-            if slot.start not in self.written:
-                self.view(slot).zero_()
-
-    def absorb(self, other: "RowGroup", slots: Iterable[Slot]) -> None:
-        """Add the rows of another group, of the same samples."""
-        self.passes |= other.passes
-        for slot in slots:
-            if slot.start in other.written:
-                self.add(slot, other.view(slot), other.dtype_of(slot))
-
+from dome.trackers.factors import FactorBatch
+from dome.trackers.parts import Part, PartialRows
 
 AnyGroup = RowGroup | FactorGroup
 G = TypeVar("G", RowGroup, FactorGroup)
@@ -124,6 +41,8 @@ class Rows:
         ignore_penalty: Do not ask whether rows account for all of the gradient.
         direction_rank: Keep samples as products where directions of this rank are
             best multiplied with those; ``take_factors`` then replaces ``take``.
+        tables: Parameters that are large embeddings. Of these the words of a batch
+            are kept, unless they are used in another way too.
     """
 
     def __init__(
@@ -133,15 +52,18 @@ class Rows:
         functional: bool = False,
         ignore_penalty: bool = False,
         direction_rank: int | None = None,
+        tables: Iterable[Tensor] = (),
     ) -> None:
         self.layout = layout
+        self._tables = {id(p) for p in tables} & layout.slot_of.keys()
+        self._compact: dict[int, Tensor] = {}
+        self._arrange()
         self._direction_rank = direction_rank
         self.keeps_products = direction_rank is not None
         self.active = True
         self.least = Reach.COMPUTES if functional else Reach.FILLS
         self._forward_seen = self._empty_seen = False
         self._groups: dict[tuple[int, int], AnyGroup] = {}
-        self._spare: list[Tensor] = []
         self._spare_rows: dict[int, Tensor] = {}
         self._since_backward = Gradients(layout.parameters)
         self._since_step = Gradients(layout.parameters)
@@ -191,13 +113,75 @@ class Rows:
         Args:
             grads: The gradients that the rows must account for; ``.grad`` by default.
         """
+        found = self.take_parts(grads)
+        return (
+            found if found is None or isinstance(found, Tensor) else found.written_out()
+        )
+
+    def take_parts(
+        self, grads: Sequence[Tensor | None] | None = None
+    ) -> Tensor | PartialRows | None:
+        """The same, without the words of large embeddings that no sample has.
+
+        Waits once more for each of these.
+        """
         found = cast("Sequence[RowGroup]", self._complete_groups(grads))
         groups = by_samples(found, self.layout.slots)
+        if not groups:
+            return None
         for group in groups:
             group.finish(self.layout.slots)
-        if len(groups) == 1:
-            return groups[0].rows
-        return torch.cat([group.rows for group in groups]) if groups else None
+        rows = torch.cat([g.rows for g in groups]) if groups[1:] else groups[0].rows
+        if not self._tables:
+            return rows
+        return PartialRows(tuple(self._parts(groups, rows)))
+
+    def _arrange(self) -> None:
+        """Give parameters their places in a buffer, without those of large embeddings.
+
+        And tell which columns of the flat gradient lie side by side there.
+        """
+        self._spare: list[Tensor] = []
+        self._places: dict[int, int] = {}
+        self._width = 0
+        for p, slot in zip(self.layout.parameters, self.layout.slots, strict=True):
+            if id(p) not in self._tables:
+                self._places[slot.start] = self._width
+                self._width += slot.stop - slot.start
+
+    def _parts(self, groups: Sequence[RowGroup], rows: Tensor) -> Iterator[Part]:
+        """What groups have, in order; their buffers' rows lie one below the other."""
+        start = place = 0  # of the columns that come next
+        for p, slot in zip(self.layout.parameters, self.layout.slots, strict=True):
+            if id(p) in self._tables:
+                if start < slot.start:
+                    num = slot.start - start
+                    yield Part(rows[:, place : place + num], slice(start, slot.start))
+                    place += num
+                yield self._table(groups, p, slot)
+                start = slot.stop
+        if start < self.layout.dim:
+            yield Part(rows[:, place:], slice(start, self.layout.dim))
+
+    def _table(self, groups: Sequence[RowGroup], p: Tensor, slot: Slot) -> Part:
+        """The words of a large embedding that samples have."""
+        columns = slice(slot.start, slot.stop)
+        if any(slot.start in group.whole for group in groups):
+            # Not an embedding alone: its rows have a place from now on.
+            whole = torch.cat([group.view(slot).flatten(1) for group in groups])
+            self._tables.discard(id(p))
+            self._arrange()
+            return Part(whole, columns)
+        uses, counts = [g.uses(slot) for g in groups], [g.num_rows for g in groups]
+        like, spare = groups[0].rows, self._compact.get(slot.start)
+
+        def room(num: int) -> Tensor:
+            kept = spare
+            if kept is None or kept.numel() < num or kept.dtype != like.dtype:
+                kept = self._compact[slot.start] = like.new_empty(num)
+            return kept[:num].zero_()
+
+        return words_used(uses, counts, columns, slot.shape, room)
 
     def take_factors(self) -> FactorBatch | None:
         """All waiting samples, parameter by parameter; None without any."""
@@ -277,7 +261,7 @@ class Rows:
         like, dtype = self.layout.parameters[0], self.layout.common_dtype
         made: AnyGroup
         if self._direction_rank is None:
-            made = RowGroup(self._buffer(batch, dtype, like), batch, task)
+            made = RowGroup(self._buffer(batch, dtype, like), batch, task, self._places)
         else:
             rank, spare = self._direction_rank, self._spare_rows
             made = FactorGroup(batch, task, dtype, like.device, rank, spare)
@@ -312,7 +296,7 @@ class Rows:
             ):
                 return self._spare.pop(i)
         self._spare.clear()
-        shape = (batch, self.layout.dim)
+        shape = (batch, self._width)
         return torch.zeros(shape, dtype=dtype, device=like.device)
 
 

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from dome.parameters import Block, Layout, Slot
 from dome.samples.store.audit import FEWEST, Audit, Entry, check_complete, entry
 from dome.samples.store.gradients import Gradients, Leaves, Reach, read
-from dome.samples.store.rows import RowGroup
+from dome.samples.store.group import RowGroup
 from dome.samples.store.sink import Pass
 from dome.torch_private import current_graph_task
 
@@ -121,6 +121,10 @@ class StreamedRows:
                     self._finish(block)
         self.discard()
 
+    def take_parts(self) -> None:
+        """None, as ``take``."""
+        return self.take()
+
     def take_factors(self) -> None:
         """None, as ``take``: samples are rows here, and nothing is left of them."""
         return self.take()
@@ -217,7 +221,9 @@ class StreamedRows:
         apart += (dim - apart) % line
         flat = self._memory(first + self._batch * apart, dtype, like.device)
         rows = flat.as_strided((self._batch, block.dim), (apart, 1), first)
-        return RowGroup(rows, self._batch, self._task, block.start), flat
+        members = (self.layout.slot_of[id(p)].start for p in self._members[block.name])
+        places = {start: start - block.start for start in members}
+        return RowGroup(rows, self._batch, self._task, places), flat
 
     def _memory(self, num: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Space for so many numbers: the smallest there is, or more than there is."""
