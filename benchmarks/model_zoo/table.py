@@ -12,10 +12,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 ROWS, PAGE = DOCS / "results" / "model_zoo.jsonl", DOCS / "reference" / "models.md"
 Row = dict[str, Any]
 
-HEAD = (
-    "| model | forward pass | samples | largest relative error | why |\n"
-    "| --- | --- | --- | --- | --- |\n"
-)
+OTHERS = "| model | samples | why |\n| --- | --- | --- |\n"
 
 
 def read() -> list[Row]:
@@ -41,19 +38,31 @@ def page(text: str, rows: list[Row]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """What was found of the models of one library, and what it was made with."""
+    """What was found of the models of one library.
+
+    Names of those that are exact, with the largest error of any; a line for each other.
+    """
     made_with = sorted({row["made_with"] for row in rows})
-    exact = sum(row["result"] == "exact" for row in rows)
-    count = f"{exact} of {len(rows)} exact; {'; '.join(made_with)}.\n\n"
-    return count + HEAD + "".join(map(_line, rows))
+    exact = [row for row in rows if row["result"] == "exact"]
+    others = [row for row in rows if row["result"] != "exact"]
+    found = f"{len(exact)} of {len(rows)} exact; {'; '.join(made_with)}."
+    errors = [
+        f"{max(row['error'] for row in exact if row['dtype'] == dtype):.0e} in {dtype}"
+        for dtype in sorted({row["dtype"] for row in exact}, reverse=True)
+    ]
+    text = f"{found} Largest relative error {', '.join(errors)}.\n\n"
+    if others:
+        text += OTHERS + "".join(map(_line, others)) + "\n"
+    return f"{text}Exact: {' · '.join(map(_name, exact))}.\n"
+
+
+def _name(row: Row) -> str:
+    """A name; a dagger where torch or the model computes in float32."""
+    return row["name"] + ("†" if row["dtype"] == "float32" else "")
 
 
 def _line(row: Row) -> str:
-    error = "" if row["error"] is None else f"{row['error']:.0e}"
-    if row["dtype"] == "float32":
-        error += " (float32)"
-    cells = (row["name"], row["forward"], row["result"], error, _short(row["reason"]))
-    return f"| {' | '.join(cells)} |\n"
+    return f"| {row['name']} | {row['result']} | {_short(row['reason'])} |\n"
 
 
 def _short(reason: str) -> str:
