@@ -18,7 +18,7 @@ PAGE = RESULTS / "appendix.md"
 OPENING = """# Appendix: verdicts and pictures
 
 Made by `python tools/appendix.py` from the [claims](cpu/claims.json) at scale `cpu`.
-[How a claim is judged](reproduction.md#how-a-claim-is-judged) says what the words
+[How a claim is judged](settings.md#how-a-claim-is-judged) says what the words
 mean. Ten more figures are [retired](retired/figures.md).
 
 ## Verdicts
