@@ -30,7 +30,7 @@ def command(
         Path, typer.Option(help="Folder for rows, picture and report.")
     ] = Path("dome-demo"),
     seeds: Annotated[
-        int | None, typer.Option(min=2, max=100, help="Repetitions, 3 by default.")
+        int | None, typer.Option(min=3, max=100, help="Repetitions, 3 by default.")
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Length of a run, 10 by default.")
@@ -40,7 +40,7 @@ def command(
         typer.Option(min=1, max=1000, help="Directions to remove, 32 by default."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Ten seconds; too short to show much.")
+        bool, typer.Option("--quick", help="Some seconds; too short to show much.")
     ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Do not go on from the rows in the folder.")

@@ -26,6 +26,21 @@ class Arm:
 
 
 @dataclass(frozen=True, slots=True)
+class Timed:
+    """Both arms after as many seconds: those of all epochs without the filter.
+
+    Attributes:
+        epochs: How many filtered epochs fit in.
+        accuracy: Of the filtered arm after these.
+        gain: Filtered minus plain, paired by seed.
+    """
+
+    epochs: int
+    accuracy: Interval
+    gain: Interval
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Both arms at one rate, and their difference seed by seed.
 
@@ -37,6 +52,7 @@ class Comparison:
         loss_change: Filtered minus plain training loss, paired too: less is better.
         learning_rates: Of the arms, where they were chosen for each.
         cost: The processor's seconds of an epoch with the filter, in those without.
+        timed: Both arms after as many seconds; None if no filtered epoch fits in.
     """
 
     rate: float | None
@@ -45,6 +61,7 @@ class Comparison:
     loss_change: Interval
     learning_rates: dict[str, float] = field(default_factory=dict)
     cost: float = math.nan
+    timed: "Timed | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +114,20 @@ def _compare_at(rate: float | None, rows: Sequence[Row]) -> Comparison:
             for arm, mine in ((PLAIN, plain), (FILTERED, filtered))
         },
         _seconds(filtered) / _seconds(plain),
+        _timed(before, after, _seconds(plain) / _seconds(filtered)),
     )
+
+
+def _timed(
+    before: dict[int, list[Row]], after: dict[int, list[Row]], speed: float
+) -> Timed | None:
+    epochs = int(speed * max(len(run) for run in before.values()))
+    if not epochs:
+        return None
+    early = {seed: run[:epochs] for seed, run in after.items()}
+    accuracy = _ends(early, "test_accuracy")
+    gain = _change(early, before, "test_accuracy")
+    return Timed(epochs, student_interval(list(accuracy.values())), gain)
 
 
 def _seconds(rows: Sequence[Row]) -> float:
@@ -128,15 +158,15 @@ def _by_seed(rows: Sequence[Row]) -> dict[int, list[Row]]:
     runs: dict[int, list[Row]] = {}
     for row in rows:
         runs.setdefault(int(_number(row["seed"])), []).append(row)
-    return dict(sorted(runs.items()))
+    return {
+        seed: sorted(runs[seed], key=lambda row: _number(row["epoch"]))
+        for seed in sorted(runs)
+    }
 
 
 def _ends(runs: dict[int, list[Row]], column: str) -> dict[int, float]:
     """The value after the last epoch, by seed."""
-    return {
-        seed: _number(max(run, key=lambda row: _number(row["epoch"]))[column])
-        for seed, run in runs.items()
-    }
+    return {seed: _number(run[-1][column]) for seed, run in runs.items()}
 
 
 def _number(value: object) -> float:

@@ -52,7 +52,7 @@ class Config:
     batch_size: int = 32
 
 
-QUICK = Config(rank=4, seeds=2, epochs=1, batch_size=128)
+QUICK = Config(rank=4, epochs=1, batch_size=128)
 
 
 def runs(config: Config) -> list[Run]:

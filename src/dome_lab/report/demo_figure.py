@@ -1,5 +1,6 @@
 """The demo's picture: accuracy and loss by epoch, and final accuracy by rate."""
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -9,6 +10,7 @@ from matplotlib.figure import Figure
 from dome_lab.paper.comparison import Comparison, curve
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN
+from dome_lab.paper.statistics import Interval
 from dome_lab.report.demo_text import ARM_NAMES, LEARNING_RATES, costs, rate_name
 
 # Two of Okabe and Ito's colours, told apart with any colour vision, and two markers.
@@ -78,15 +80,16 @@ def _subtitle(rows: Sequence[Row], comparisons: Sequence[Comparison]) -> str:
 def _draw_curves(
     axes: Axes, rows: Sequence[Row], rate: float | None, column: str, unit: str
 ) -> None:
-    ends, scale = {}, 100 if unit else 1
+    ends: dict[str, float] = {}
+    scale, most = (100, 100.0) if unit else (1, math.inf)
     for arm in (PLAIN, FILTERED):
         line = curve(rows, arm, rate, column)
         mean = [scale * v.mean for v in line.values]
         axes.plot(line.epochs, mean, color=COLOURS[arm], linewidth=3)
         axes.fill_between(
             line.epochs,
-            [scale * v.low for v in line.values],
-            [scale * v.high for v in line.values],
+            [max(0.0, scale * v.low) for v in line.values],
+            [min(most, scale * v.high) for v in line.values],
             color=COLOURS[arm],
             alpha=0.15,
             linewidth=0,
@@ -125,17 +128,12 @@ def _draw_by_rate(axes: Axes, comparisons: Sequence[Comparison]) -> None:
     positions = range(len(comparisons))
     for arm, shift in ((PLAIN, -0.04), (FILTERED, 0.04)):
         results = [c.arms[arm].accuracy for c in comparisons]
-        axes.errorbar(
-            [p + shift for p in positions],
-            [100 * r.mean for r in results],
-            yerr=[100 * r.half_width for r in results],
-            color=COLOURS[arm],
-            marker=MARKERS[arm],
-            markersize=11,
-            linewidth=3,
-            elinewidth=2,
-            capsize=6,
-        )
+        _draw_line(axes, positions, results, shift, COLOURS[arm], MARKERS[arm])
+    timed = [c.timed.accuracy for c in comparisons if c.timed]
+    if len(timed) == len(comparisons):
+        _draw_line(axes, positions, timed, 0.12, GREY, "^")
+        axes.plot([], [], color=GREY, marker="^", label="with filter, as many seconds")
+        axes.legend(loc="lower left", frameon=False, fontsize=13)
     labels = [rate_name(c.rate) for c in comparisons]
     axes.set_xticks(list(positions), labels)
     axes.set_xlim(-0.25, len(comparisons) - 0.05)
@@ -144,6 +142,31 @@ def _draw_by_rate(axes: Axes, comparisons: Sequence[Comparison]) -> None:
     axes.set_xlabel("compression rate")
     ends = {arm: 100 * comparisons[-1].arms[arm].accuracy.mean for arm in COLOURS}
     _label_ends(axes, len(comparisons) - 0.82, ends, " %")
+
+
+def _draw_line(
+    axes: Axes,
+    positions: Sequence[int],
+    results: Sequence[Interval],
+    shift: float,
+    colour: str,
+    marker: str,
+) -> None:
+    """Accuracies in per cent, with intervals that end at 0 and 100."""
+    mean = [100 * r.mean for r in results]
+    below = [m - max(0.0, 100 * r.low) for m, r in zip(mean, results, strict=True)]
+    above = [min(100.0, 100 * r.high) - m for m, r in zip(mean, results, strict=True)]
+    axes.errorbar(
+        [p + shift for p in positions],
+        mean,
+        yerr=(below, above),
+        color=colour,
+        marker=marker,
+        markersize=11,
+        linewidth=3,
+        elinewidth=2,
+        capsize=6,
+    )
 
 
 def _style(axes: Axes) -> None:

@@ -26,12 +26,13 @@ def rate_name(rate: float | None) -> str:
 def table(comparisons: Sequence[Comparison]) -> Table:
     """Rate by arm: learning rate, accuracy and training loss."""
     result = Table(
-        title="After the last epoch: mean over seeds ± 95 % Student t interval",
+        title="After the last epoch, %; ± is the 95 % Student t interval over seeds",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),  # all of it within 80 columns
     )
-    headings = ("rate", "filter", "lr", "accuracy, %", "gain", "train loss", "change")
+    times = "as many\nseconds"
+    headings = ("rate", "filter", "lr", "accuracy", "gain", times, "change\nof loss")
     for heading in headings:
         result.add_column(heading, justify="right")
     for comparison in comparisons:
@@ -41,9 +42,9 @@ def table(comparisons: Sequence[Comparison]) -> Table:
                 "" if filtered else rate_name(comparison.rate),
                 "yes" if filtered else "no",
                 f"{comparison.learning_rates[name]:g}",
-                _plus_minus(arm.accuracy, 100),
+                f"{100 * arm.accuracy.mean:.1f}",
                 _points(comparison.accuracy_gain) if filtered else "",
-                _plus_minus(arm.train_loss, 1),
+                _timed_gain(comparison) if filtered else "",
                 _signed(comparison.loss_change) if filtered else "",
                 end_section=filtered,
             )
@@ -66,10 +67,19 @@ def sentence(comparisons: Sequence[Comparison]) -> str:
         f"The filter took {share:.0f} % of the gradient's norm away: in test accuracy "
         f"it {_verdicts(accuracy)}; in training loss it {_verdicts(loss)}; "
         f"± is the 95 % interval of the difference, paired by seed. {LEARNING_RATES} "
-        f"An epoch takes {costs(comparisons)} times as long with the filter; one could "
-        "train on without it for that time, which is not compared here: "
-        "docs/results/reproduction.md does."
+        f"An epoch takes {costs(comparisons)} times as long with the filter"
+        f"{_timed_verdicts(comparisons)}."
     )
+
+
+def _timed_verdicts(comparisons: Sequence[Comparison]) -> str:
+    """What was seen in as many seconds."""
+    timed = [
+        (c.timed.gain.sign, f"{_where(c.rate)} ({_points(c.timed.gain)} points)")
+        for c in comparisons
+        if c.timed
+    ]
+    return f"; in as many seconds it {_verdicts(timed)} in accuracy" if timed else ""
 
 
 def costs(comparisons: Sequence[Comparison]) -> str:
@@ -104,7 +114,5 @@ def _signed(change: Interval) -> str:
     return f"{change.mean:+.2f} ± {change.half_width:.2f}"
 
 
-def _plus_minus(interval: Interval, scale: int) -> str:
-    digits = 1 if scale > 1 else 2
-    mean, half = scale * interval.mean, scale * interval.half_width
-    return f"{mean:.{digits}f} ± {half:.{digits}f}"
+def _timed_gain(comparison: Comparison) -> str:
+    return _points(comparison.timed.gain) if comparison.timed else "-"

@@ -50,7 +50,7 @@ def test_demo_writes_rows_and_picture(finished):
     assert names == ["demo.png", "report.html", "rows.jsonl", "rows.meta.json"]
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
     arms = {(row["arm"], row["rate"], row["seed"]) for row in stored(folder)}
-    assert len(arms) == 2 * 3 * 2
+    assert len(arms) == 2 * 3 * 3
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_demo_goes_on_where_it_stopped_with_the_same_rows(finished):
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:-3]) + lines[-2][:40])
     result = run(*QUICK, "--out", folder)
-    assert "Going on: 9 of 12 runs are there" in result.output
+    assert "Going on: 15 of 18 runs are there" in result.output
     assert stored(folder) == before
 
 
@@ -85,23 +85,23 @@ def test_demo_that_is_finished_says_so_and_draws_again(finished):
 def test_demo_with_other_settings_computes_them_and_keeps_the_rows(finished):
     folder, _ = finished
     before = stored(folder)
-    result = run(*QUICK, "--out", folder, "--seeds", 3)
-    assert "Going on: 12 of 18 runs are there" in result.output
-    assert len(stored(folder)) == 18
-    assert [row for row in stored(folder) if row["seed"] < 2] == before
+    result = run(*QUICK, "--out", folder, "--seeds", 4)
+    assert "Going on: 18 of 24 runs are there" in result.output
+    assert len(stored(folder)) == 24
+    assert [row for row in stored(folder) if row["seed"] < 3] == before
 
 
 @pytest.mark.slow
 def test_two_demos_in_one_folder_write_no_row_twice(finished, tmp_path):
     lines = (finished[0] / "rows.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "rows.jsonl").write_text("".join(lines[:11]))  # one run is to do
+    (tmp_path / "rows.jsonl").write_text("".join(lines[:17]))  # one run is to do
     first = started(*QUICK, "--out", tmp_path)
     wait_until((tmp_path / ".demo.lock").exists)
     second = run(*QUICK, "--out", tmp_path)
     assert second.exit_code == 1
     assert f"in use by process {first.pid} on " in " ".join(second.output.split())
     assert first.wait(timeout=200) == 0, first.communicate()[1]
-    assert len(stored(tmp_path)) == 2 * 3 * 2
+    assert len(stored(tmp_path)) == 2 * 3 * 3
     first.communicate()
 
 

@@ -65,3 +65,17 @@ def test_labels_of_equal_ends_do_not_overlap():
     for axes in figure.axes:
         one, other = (text.get_window_extent(renderer) for text in axes.texts)
         assert not one.overlaps(other)
+
+
+def test_intervals_end_at_0_and_100_per_cent():
+    figure = draw(rows(), compare(rows()))
+    curves, _, by_rate = figure.axes
+    (low, high) = curves.collections[0].get_datalim(curves.transData).intervaly
+    assert 0 <= low < high <= 100
+    ends = [
+        y
+        for bars in by_rate.collections
+        for path in bars.get_paths()
+        for y in path.vertices[:, 1]
+    ]
+    assert 0 <= min(ends) < max(ends) <= 100
