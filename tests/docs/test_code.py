@@ -32,9 +32,7 @@ ELSEWHERE = {
 # Tutorials are programs: test_tutorials.py runs them.
 LESSONS = DOCS / "tutorials"
 WITH_CODE = [
-    page
-    for page in PAGES
-    if blocks(page.read_text()) and page.parent != LESSONS
+    page for page in PAGES if blocks(page.read_text()) and page.parent != LESSONS
 ]
 
 
