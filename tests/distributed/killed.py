@@ -22,7 +22,7 @@ def main():
     dist.init_process_group("gloo", timeout=timedelta(seconds=100))
     train(Place(dist.get_rank(), dist.get_world_size(), folder), folder)
     # While anything holds the group, its threads may outlive Python and abort it: see
-    # "Leaving" in docs/how-to/workers.md. It did once in some hundred runs.
+    # "When a worker fails" in docs/how-to/workers.md. It did once in some hundred runs.
     gc.collect()
     dist.barrier()  # the first worker has the store: it must not leave before others
     dist.destroy_process_group()
