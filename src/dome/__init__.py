@@ -20,12 +20,13 @@ if TYPE_CHECKING:
         distributed,
         privacy,
         reference,
+        testing,
     )
     from dome.attachment import attach
     from dome.filter import GradientFilter
     from dome.planning import Plan, WorkersPlan, plan, plan_workers
     from dome.recording import Recorder
-    from dome.samples import per_sample_gradients
+    from dome.samples import per_sample_gradients, sample_rule
     from dome.trackers import IncrementalSVD, StreamingPower
     from dome.verification import Report, verify
 
@@ -48,6 +49,8 @@ _HOMES = {
     "plan_workers": "dome.planning",
     "privacy": "dome.privacy",
     "reference": "dome.reference",
+    "sample_rule": "dome.samples",
+    "testing": "dome.testing",
     "verify": "dome.verification",
 }
 
@@ -70,6 +73,8 @@ __all__ = [
     "plan_workers",
     "privacy",
     "reference",
+    "sample_rule",
+    "testing",
     "verify",
 ]
 

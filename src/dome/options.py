@@ -24,6 +24,7 @@ from dome.samples import (
 from dome.trackers import TRACKERS, Tracker
 from dome.trackers.basis import check_storage
 from dome.trackers.low_rank import LowRankPower
+from dome.trackers.protocol import missing_members
 from dome.trackers.samples import check_forget, check_whole
 
 LOSS_REDUCTIONS = ("mean", "sum")
@@ -294,7 +295,15 @@ class FilterOptions:
         """A tracker of these options; ``where`` is its dtype, device and shard."""
         if callable(self.tracker):
             where = {name: where[name] for name in ("shard",) if name in where}
-            return self.tracker(dim, rank, **where)
+            made = self.tracker(dim, rank, **where)
+            missing = missing_members(made)
+            if missing:
+                raise ValueError(
+                    f"tracker={self.tracker!r} made a {type(made).__name__} without "
+                    f"{', '.join(missing)}: dome.testing.check_tracker tells what a "
+                    f"tracker needs"
+                )
+            return made
         where["dtype"] = self.basis_dtype or where["dtype"]
         return TRACKERS[self.tracker](
             dim,

@@ -72,6 +72,7 @@ __all__ = [
     "hooks_on_saved",
     "in_checkpoint_recomputation",
     "in_compiled_autograd",
+    "in_function_mode",
     "in_reentrant_checkpoint",
     "inside_transform",
     "is_compiled",
@@ -79,6 +80,7 @@ __all__ = [
     "no_autocast",
     "norms_of",
     "not_a_view",
+    "overloads_of",
     "own_arithmetic",
     "raising_if_differentiated",
     "rounding",
@@ -366,6 +368,24 @@ def not_a_view(t: Tensor) -> Tensor:
 _num_dispatch_modes: Callable[[], int] | None = getattr(
     torch._C, "_len_torch_dispatch_stack", None
 )
+
+
+def in_function_mode() -> bool:
+    """Whether a ``TorchFunctionMode`` sees operations now."""
+    # 2.8 to 2.15; without it autograd functions of the user's stay unseen.
+    depth = getattr(torch._C, "_len_torch_function_stack", None)
+    return depth is not None and depth() > 0
+
+
+def overloads_of(operation: object) -> tuple[Callable[..., Any], ...]:
+    """An operation of ``torch.library`` as modes see it; nothing of what is none."""
+    # 2.8 to 2.15; without these names no operation is known.
+    operation = getattr(operation, "_opoverload", operation)
+    packet = getattr(operation, "overloadpacket", operation)
+    names = getattr(packet, "overloads", None)
+    if names is None:
+        return ()
+    return (packet, *(getattr(packet, name) for name in names()))
 
 
 def schema_arguments(name: str) -> list[list[tuple[str, str, Any]]]:

@@ -6,6 +6,7 @@ from dome.parameters import Layout
 from dome.samples.functional import per_sample_gradients
 from dome.samples.micro_batch import MicroBatch
 from dome.samples.opacus import OpacusSamples, carries_grad_sample
+from dome.samples.own_rules import sample_rule
 from dome.samples.per_sample import PerSample
 from dome.samples.protocol import SampleSource
 from dome.samples.store.streamed import Use
@@ -20,6 +21,7 @@ __all__ = [
     "Use",
     "declared",
     "per_sample_gradients",
+    "sample_rule",
     "source_for",
 ]
 

@@ -75,6 +75,12 @@ class Tracker(Protocol):
         """Go on from a state of the same dimension and rank."""
 
 
+def missing_members(tracker: object) -> list[str]:
+    """What a tracker lacks of the protocol."""
+    names = (name for name in vars(Tracker) if not name.startswith("_"))
+    return [name for name in names if not hasattr(tracker, name)]
+
+
 class PlannedTracker(Tracker, Protocol):
     """A tracker of this package: ``update_all`` asks the device once for many."""
 

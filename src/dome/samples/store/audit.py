@@ -298,13 +298,15 @@ def check_complete(findings: Sequence[Finding]) -> None:
                 f"parameter {finding.name!r} has a gradient that no captured sample "
                 "accounts for: it was used outside model(...) or inside a "
                 "torch.autograd.Function, or .grad was set by hand. Call the model "
-                'itself, or use samples="microbatch"'
+                "itself, give the function a rule with dome.sample_rule, or use "
+                'samples="microbatch"'
             )
         raise RuntimeError(
             f"the captured samples of parameter {finding.name!r} miss a part of its "
             f"gradient ({_share(finding):.0%} of it): it is used once more outside "
             "model(...) or inside a torch.autograd.Function. Call the model itself, "
-            "put the step into `with grad_filter.watch(inputs):`, or use "
+            "put the step into `with grad_filter.watch(inputs):`, give the function a "
+            "rule with dome.sample_rule, or use "
             'samples="microbatch"; if this is a penalty on the weights, pass '
             "ignore_penalty=True"
         )
