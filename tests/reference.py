@@ -146,3 +146,20 @@ def gradient_covariance(model, loss_fn, x, y):
     """The explicit D x D covariance of one backward a sample."""
     H = center(per_sample_loop(model, loss_fn, x, y))
     return H.T @ H / len(H)
+
+
+def noise_scale(batches, P, num=1, every=1):
+    """tr Σ / |μ|² of what a projector leaves, McCandlish et al. (2018), weighted alike.
+
+    ``batches`` are rows (B, d) of means of ``num`` samples, each with its projector P,
+    taken at every n-th step; newer ones weigh more.
+    """
+    traces, signals = [], []
+    for G, inside in zip(batches, P, strict=True):
+        left = G @ inside
+        trace = center(left).square().sum() / (len(G) - 1)
+        traces.append(num * trace)
+        signals.append(left.mean(dim=0).square().sum() - trace / len(G))
+    ages = every * torch.arange(len(traces) - 1, -1, -1, dtype=torch.float64)
+    weights = 0.99**ages
+    return float((torch.stack(traces) @ weights) / (torch.stack(signals) @ weights))

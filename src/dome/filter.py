@@ -5,6 +5,7 @@ every step the samples of the batch turn the basis, then g − U Uᵀ g takes th
 g.
 """
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from dome import state as states
 from dome.diagnostics import FilterStats, collect_stats
+from dome.diagnostics.averages import Averages
 from dome.hooking import Hooked
 from dome.masks import Masks
 from dome.newcomers import Newcomers
@@ -93,6 +95,7 @@ class GradientFilter(Hooked):
         self._norms: tuple[Tensor, Tensor] | None = None
         self._seconds = self._streaming = 0.0
         self._stats: FilterStats | None = None
+        self._averages = Averages()
 
     __signature__ = signature_of(leading=("model", "rank"), more=("parameters",))
 
@@ -109,14 +112,35 @@ class GradientFilter(Hooked):
         if self._options.takes_samples(step):
             G = self._take(due=not self._observed)  # 5  g_j
         G, scale = self._world.meet(step, G)  # those of all workers
+        num_rows = 0 if G is None else len(G)
         if G is not None:
             self._tracker.update(G, scale)  # 6  U, Λ = UpdateSub(U, Λ, {g_j})
             del G
-        self._filter(self._options.strength_at(step))  # 8, 9
+        strength = self._options.strength_at(step)
+        self._filter(strength)  # 8, 9
+        self._average(strength, num_rows)
         self._num_steps, self._observed = step + 1, False
         self._source.arm(self._options.takes_samples(step + 1))
         self._seconds = time.perf_counter() - start + self._streaming
         self._streaming, self._stats = 0.0, None
+
+    def _average(self, strength: float, num_rows: int) -> None:
+        """Count the step in what ``.stats`` averages."""
+        if self._norms is None:
+            return
+        # The mean of the samples is g, where all of g is theirs.
+        to_mean = 1.0 if self._options.loss_reduction == "mean" else math.nan
+        if self._options.loss_reduction == "sum" and num_rows:
+            to_mean = 1 / num_rows
+        if len(self._tracker.by_name) < len(self._layout.blocks):
+            to_mean = math.nan
+        self._averages.note(
+            list(self._tracker.by_name.values()),
+            self._norms,
+            self._source.samples_per_row,
+            to_mean,
+            is_filtered=strength > 0,
+        )
 
     def _filter(self, strength: float) -> None:
         """Algorithm 1, lines 8 and 9, and then ``after``."""
@@ -272,7 +296,9 @@ class GradientFilter(Hooked):
 
     def _collected(self) -> FilterStats:
         trackers = list(self._tracker.by_name.values())
-        return collect_stats(trackers, self._num_steps, self._norms, self._seconds)
+        return collect_stats(
+            trackers, self._num_steps, self._norms, self._seconds, self._averages
+        )
 
     def _state(self, only: int | None, *, whole: bool) -> dict[str, Tensor]:
         # A synchronisation of workers forgets the last update.
@@ -299,6 +325,7 @@ class GradientFilter(Hooked):
         self._tracker.load_state_dict(state)
         self._masks.load_state_dict(state)
         self._num_steps, self._stats = num_steps, None
+        self._averages.forget()
         self._source.discard()
         self._source.arm(self._options.takes_samples(self._num_steps))
 

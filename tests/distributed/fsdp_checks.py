@@ -133,7 +133,8 @@ def side_by_side(place, num_steps, parts=1, layers=True, **options):
     return one[2], workers[2]
 
 
-NAMES = ("kept_norm", "effective_rank", "drift", "step")
+NAMES = ("kept_norm", "effective_rank", "drift", "step", "bytes_factor")
+NAMES += ("noise_scale_inside", "noise_scale_outside")
 
 
 def assert_alike(one, here, names, options):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dome.diagnostics.averages import AveragedNumbers, Averages
 from dome.diagnostics.signal import fraction_of, from_squares
 from dome.trackers import Tracker, Update
 
@@ -21,8 +22,9 @@ class FilterStats:
     Attributes:
         step: Steps taken so far.
         fraction: The paper's mean over samples of ‖U Uᵀ g_b‖ / ‖g_b‖, before filtering,
-            at the last step that took samples; NaN before the first, and with
-            ``direction_rank``, where the norms of samples are not known.
+            at the last step that took samples; NaN before the first. With
+            ``direction_rank``, at the last that measured norms, the second and every
+            20th after it, with the span from before it, of this worker's samples.
         kept_norm: ‖filtered g‖ / ‖g‖, before anything in ``after``; 1 while warming up.
         removed_share: How much of ‖g‖² was removed, 1 − kept_norm².
         signal_to_noise: Of the batch gradient before filtering, at the last step that
@@ -30,6 +32,16 @@ class FilterStats:
             where noise hides the signal.
         signal_to_noise_after: The same of g − U Uᵀ g. The basis has seen the samples,
             so that this is what the filter did to them, not what it would do to others.
+            With ``direction_rank`` both are averaged, as the noise scales are.
+        noise_scale_inside: Gradient noise scale tr Σ / ‖μ‖² of what the filter removes,
+            in samples of the data: the size of a batch whose mean has as much noise as
+            signal. Of batches that the span had not seen, numerator and denominator
+            averaged over the last 100 steps; infinite where no signal shows, NaN before
+            the second step with samples.
+        noise_scale_outside: The same of what the filter keeps.
+        bytes_factor: 1 / mean of kept_norm² over the last 100 filtered steps: how many
+            times harder an unbiased compressor may compress behind the filter, for as
+            much noise as without it. NaN before the first.
         effective_rank: How many of the directions the samples have determined.
         drift: Root mean square sine of the angles between the subspace before and after
             the last update, in [0, 1].
@@ -45,6 +57,9 @@ class FilterStats:
     removed_share: float
     signal_to_noise: float
     signal_to_noise_after: float
+    noise_scale_inside: float
+    noise_scale_outside: float
+    bytes_factor: float
     effective_rank: float
     drift: float
     skipped_updates: int
@@ -57,6 +72,7 @@ def collect_stats(
     step: int,
     norms: tuple[Tensor, Tensor] | None,
     seconds: float,
+    averages: Averages,
 ) -> FilterStats:
     """Put the records of all blocks together; the device is asked once.
 
@@ -65,11 +81,12 @@ def collect_stats(
         step: Steps taken so far.
         norms: ‖g‖ before and after the filter; None before the first step.
         seconds: What the last step took.
+        averages: Over the steps so far.
     """
     updates = [t.last_update for t in trackers if t.last_update is not None]
     # A block that left the newest batch out still has the record of an older one.
     updates = [u for u in updates if u.total.shape == updates[-1].total.shape]
-    asked: dict[str, Tensor] = {}
+    asked = averages.asked()
     if norms is not None:
         asked |= {"before": norms[0], "after": norms[1]}
     if updates:
@@ -82,7 +99,10 @@ def collect_stats(
     known = _numbers(asked)
     before, after = known.get("before", 1.0), known.get("after", 1.0)
     kept = after / before if before > 0 else 1.0
-    ratios = _signal_to_noise(known, len(updates[-1].total)) if updates else NEITHER
+    averaged = AveragedNumbers.of(known)
+    ratios = averaged.ratio, averaged.ratio_outside
+    if updates and {"length", "inside"} <= known.keys():
+        ratios = _signal_to_noise(known, len(updates[-1].total))
     return FilterStats(
         step=step,
         fraction=known.get("fraction", math.nan),
@@ -90,6 +110,9 @@ def collect_stats(
         removed_share=1 - kept**2,
         signal_to_noise=ratios[0],
         signal_to_noise_after=ratios[1],
+        noise_scale_inside=averaged.scale_inside,
+        noise_scale_outside=averaged.scale_outside,
+        bytes_factor=averaged.bytes_factor,
         effective_rank=sum(
             # Asked for one by one only where the record does not have it.
             known.get(f"rank {i}") or tracker.effective_rank
@@ -134,13 +157,10 @@ def _numbers(scalars: Mapping[str, Tensor]) -> dict[str, float]:
     return dict(zip(scalars, numbers, strict=True))
 
 
-NEITHER = (math.nan, math.nan)
-
-
 def _signal_to_noise(known: Mapping[str, float], B: int) -> tuple[float, float]:
-    """Signal over noise before the filter and after it; NaN where it is not known."""
-    if B < 2 or not {"length", "inside"} <= known.keys():
-        return NEITHER
+    """Signal over noise before the filter and after it; NaN of one sample."""
+    if B < 2:
+        return math.nan, math.nan
     length, outside = known["length"], known["length"] - known["inside"]
     before = from_squares(known["all"] - B * length, length, B)
     after = from_squares(known["kept"] - B * outside, outside, B)

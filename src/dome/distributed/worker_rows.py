@@ -5,6 +5,7 @@ a module reduces for each worker. Modules are reduced one after the other, each 
 of its parameters at once (see ``reduce_scatter.py``).
 """
 
+import math
 from typing import NoReturn
 
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor, nn
 from dome.distributed.placement import Placement, chunk_length
 from dome.distributed.workers import Workers
 from dome.parameters import Layout
+from dome.samples.micro_batch import num_samples_in
 from dome.samples.store.gradients import Gradients
+from dome.samples.tracing.nested import Value
 from dome.torch_private import current_graph_task, when_backward_ends
 
 
@@ -51,6 +54,13 @@ class WorkerRows:
         self._handles = [
             p.register_post_accumulate_grad_hook(self._give) for p in trained
         ]
+        self.samples_per_row = math.nan  # of this worker's last pass
+        counted = model.register_forward_pre_hook(self._count, with_kwargs=True)
+        self._handles.append(counted)
+
+    def _count(self, _: nn.Module, args: Value, kwargs: Value) -> None:
+        if torch.is_grad_enabled():
+            self.samples_per_row = num_samples_in((args, kwargs))
 
     @property
     def num_kept(self) -> int:

@@ -67,7 +67,7 @@ def source_for(
             "grad_sample, which finds samples by itself: leave samples_in out"
         )
     if kind == "microbatch":
-        return MicroBatch(model, layout)
+        return MicroBatch(model, layout, batch_dim=batch_dim)
     if carries_grad_sample(model):
         return OpacusSamples(model, layout)
     return PerSample(

@@ -4,6 +4,7 @@ Works with any model, batch norm and torch.compile included, and costs one copy 
 gradient for each call of ``backward()``.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -26,10 +27,18 @@ class MicroBatch:
     Args:
         model: A forward hook is registered on it, and nothing else.
         layout: The tracked parameters.
+        batch_dim: The dimension of the model's input that enumerates the samples of the
+            data; the first, if not given.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout) -> None:
+    def __init__(
+        self, model: nn.Module, layout: Layout, *, batch_dim: int | None = None
+    ) -> None:
         self._layout = layout
+        self._batch_dim = batch_dim or 0
+        # Samples of the data in the newest forward pass, and behind each row.
+        self._size, self._sizes = math.nan, list[float]()
+        self.samples_per_row = math.nan  # on average, of those taken last
         self._leaves = Leaves(layout.parameters)
         self._active = True
         self._excused = False
@@ -45,7 +54,7 @@ class MicroBatch:
         hook: Value = self._watch
         if any(is_compiled(module) for module in model.modules()):
             hook = torch.compiler.disable(hook)
-        self._handle = model.register_forward_hook(hook)
+        self._handle = model.register_forward_hook(hook, with_kwargs=True)
 
     def arm(self, active: bool) -> None:
         """Choose whether backward passes of forwards from now on are captured."""
@@ -86,12 +95,15 @@ class MicroBatch:
                 "was filled: the model was not called as model(...). Call the model "
                 "itself, or grad_filter.expect_backward(loss) before loss.backward()"
             )
+        sizes = self._sizes
         self.discard()
         (norms,) = read([norm for _, norm in doubts])
         void = [
             num for (num, _), (norm,) in zip(doubts, norms, strict=True) if not norm
         ]
-        rows = rows[max(void, default=0) :]
+        first = max(void, default=0)
+        rows, sizes = rows[first:], sizes[first:]
+        self.samples_per_row = sum(sizes) / len(sizes) if sizes else math.nan
         return torch.stack(rows) if rows else None
 
     def discard(self) -> None:
@@ -109,8 +121,10 @@ class MicroBatch:
         # A copied or pickled model takes its hooks along; there they must do nothing.
         return _inert, ()
 
-    def _watch(self, _: nn.Module, __: Value, output: Value) -> None:
+    def _watch(self, _: nn.Module, args: Value, kwargs: Value, output: Value) -> None:
         self._look_at(output)
+        if self._active and torch.is_grad_enabled():
+            self._size = num_samples_in((args, kwargs), self._batch_dim)
 
     def _look_at(self, output: Value) -> None:
         if not self._active or not torch.is_grad_enabled():
@@ -152,11 +166,18 @@ class MicroBatch:
     def _end(self) -> None:
         after = self._layout.gather()
         self._rows.append(after if self._before is None else after - self._before)
+        self._sizes.append(self._size)
         self._before = None
         self._since_backward.note()
 
     def _forget_rows(self) -> None:
-        self._rows, self._doubts = [], []
+        self._rows, self._sizes, self._doubts = [], [], []
+
+
+def num_samples_in(inputs: Value, batch_dim: int = 0) -> float:
+    """How many samples a call of a model is about; NaN where no tensor tells."""
+    sizes = (t.shape[batch_dim] for t in all_tensors(inputs) if t.ndim > batch_dim)
+    return float(next(sizes, math.nan))
 
 
 def _inert() -> MicroBatch:

@@ -28,6 +28,7 @@ class OpacusSamples:
         self._model = model
         self._layout = layout
         self._active = True
+        self.samples_per_row = 1.0
         self._since_step = Gradients(layout.parameters)
 
     def arm(self, active: bool) -> None:

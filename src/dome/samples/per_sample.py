@@ -62,6 +62,7 @@ class PerSample:
         use: Use | None = None,
     ) -> None:
         check_capturable(model)
+        self.samples_per_row = 1.0
         self.rows: Rows | StreamedRows
         if use is None:
             self.rows = Rows(

@@ -27,7 +27,14 @@ NONE: Mapping[str, object] = MappingProxyType({})
 
 
 class SampleSource(Protocol):
-    """Collects gradient samples from the user's own ``backward()`` calls, as rows."""
+    """Collects gradient samples from the user's own ``backward()`` calls, as rows.
+
+    Attributes:
+        samples_per_row: How many samples of the data there are in each that was taken
+            last: one, but with micro-batches; NaN where nobody knows.
+    """
+
+    samples_per_row: float
 
     def arm(self, active: bool) -> None:
         """End a step: choose whether forward passes from now on are captured.

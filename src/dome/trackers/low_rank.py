@@ -29,8 +29,9 @@ from dome.torch_private import own_arithmetic
 from dome.trackers.directions import Directions, Products, Shapes
 from dome.trackers.factors import FactorBatch
 from dome.trackers.independence import Independent, independent
+from dome.trackers.lengths import squared_lengths
 from dome.trackers.linalg import IsTrue, Shard, Total, alone, upper_factor
-from dome.trackers.protocol import Sums, Update
+from dome.trackers.protocol import Squares, Sums, Update
 from dome.trackers.samples import Intake, check_whole
 from dome.trackers.states import check_small, draw_seed
 from dome.trackers.tracker import update_all
@@ -40,6 +41,9 @@ from dome.trackers.tracker import update_all
 FLOOR = {torch.float32: 1e-10, torch.float64: 1e-13}
 ROUNDING = 16
 SMALL = 1 << 22  # numbers that may be held twice for the sake of a question
+# Updates from one at which the lengths of samples are measured to the next. They take
+# at most a third of a forward and backward pass: less than 2 % of a step on average.
+LENGTHS_EVERY = 20
 PATIENCE = 16  # updates without an assumption after one that was wrong
 
 
@@ -67,6 +71,7 @@ class Batch:
         grads: The samples, parameter by parameter.
         scale: Factor on all of them.
         num_samples: B, of all workers.
+        lengths: ‖g_b‖² of the samples here, shape (b,), where they are measured.
         seen: Their products with U.
         sought: What U is to become.
         turned: The same in directions of low rank, on the terms of assumptions.
@@ -75,6 +80,7 @@ class Batch:
     grads: FactorBatch
     scale: float
     num_samples: int
+    lengths: Tensor | None = None
     seen: Products = field(init=False)
     sought: Sought = field(init=False)
     turned: tuple[Independent, Tensor, Tensor] | None = field(init=False)
@@ -158,6 +164,9 @@ class LowRankPower:
         self._assumes_from = math.inf if self._device.type == "cpu" else 0
         self._is_turned = False
         self._newest: Update | Callable[[], Update] | None = None
+        self.newest_squares: Squares | None = None
+        # ‖Uᵀ g_b‖² and ‖g_b‖² of the samples here, when they were last measured.
+        self._lengths: tuple[Tensor, Tensor] | None = None
 
     def update(self, grads: Tensor | FactorBatch, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads`` into the estimate.
@@ -181,9 +190,14 @@ class LowRankPower:
         if isinstance(grads, Tensor):
             self._intake.check(grads)
             grads = FactorBatch.of_rows(grads, self._shapes.columns())
+        self.newest_squares = None
+        lengths = None
+        if self._is_turned and self.num_updates % LENGTHS_EVERY == 1:
+            here = squared_lengths(grads).to(self._norms)
+            lengths = scale**2 * self._shapes.total(here)[0]
         grads = self._U.prepared(grads)
         B = self._num_samples(grads)
-        return Batch(grads, scale, B) if self._intake.admits(B) else None
+        return Batch(grads, scale, B, lengths) if self._intake.admits(B) else None
 
     def look(self, batch: Batch) -> Sums:
         """Lines 4 to 8; is it finite, is it constant, did assumptions hold?"""
@@ -192,7 +206,10 @@ class LowRankPower:
         past, newest = self._intake.weights(self.num_updates + 1)
         s, a = past * self._norms, newest / B
         batch.seen = self._U.products(batch.grads)
-        V, VV, finite, constant = self._coordinates(batch.seen.GU, batch.scale, B)
+        GU = batch.scale * batch.seen.GU.double() @ self._T
+        V, m, VV, finite, constant = self._coordinates(GU, B)
+        if batch.lengths is not None:
+            self._measure(batch.lengths, GU, m, B)
         most = len(s) if past else B - 1
         core = torch.diag(s) + a * VV
         batch.sought = Sought(s, batch.scale * a * V, core, most)
@@ -248,11 +265,23 @@ class LowRankPower:
         count = torch.full((), len(batch), dtype=torch.float64, device=self._device)
         return int(self._total(count)[0])
 
+    def _measure(self, lengths: Tensor, GU: Tensor, m: Tensor, B: int) -> None:
+        """Note what samples have inside of the span that is removed now."""
+        if self._leading is not None:
+            GU, m = GU @ self._leading, m @ self._leading
+        inside = GU.square().sum(1)
+        self._lengths = inside, lengths
+        total, inside_all = self._total(lengths.sum(), inside.sum())
+        mean = m.dot(m)
+        values = torch.stack(
+            [total, inside_all - B * mean, torch.zeros_like(mean), mean]
+        )
+        self.newest_squares = Squares(B, values, has_mean=False)
+
     def _coordinates(
-        self, GU: Tensor, scale: float, B: int
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """V = H U T and VᵀV, in float64; are samples finite, and all the same?"""
-        GU = scale * GU.double() @ self._T
+        self, GU: Tensor, B: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """V = H U T, m = Uᵀ μ and VᵀV of G U T; are samples finite, all the same?"""
         (summed,) = self._total(GU.sum(0))
         m = summed / B
         V = GU - m
@@ -260,7 +289,7 @@ class LowRankPower:
         finite = VV.sum().isfinite() & m.sum().isfinite()
         small = ROUNDING * torch.finfo(self._dtype).eps
         constant = VV.trace() <= small**2 * B * m.square().sum()
-        return V, VV, finite, constant
+        return V, m, VV, finite, constant
 
     def _take(self, new: Independent, R: Tensor, Z: Tensor, s: Tensor) -> None:
         """Go on from new directions: λ, what is arbitrary, what is removed."""
@@ -286,8 +315,8 @@ class LowRankPower:
         self._U, self._T, self._N, self._is_turned = new.U, new.T, new.N, True
 
     def _note(self, U: Directions, T: Tensor, new: Independent) -> None:
-        """Remember how far the subspace turned; norms of samples are not known."""
-        arbitrary = self._arbitrary
+        """Remember how far the subspace turned, and samples' lengths where known."""
+        arbitrary, lengths = self._arbitrary, self._lengths
 
         def update() -> Update:
             squares = (T.T @ U.gram(new.U) @ new.T).square().sum(1)
@@ -295,7 +324,9 @@ class LowRankPower:
             unknown = torch.full_like(squares[:1], torch.nan)
             drift = (1 - cosines).clamp(min=0.0).sqrt()
             return Update(
-                unknown, unknown, drift, effective_rank=_owed_to_samples(arbitrary)
+                *(lengths or (unknown, unknown)),
+                drift,
+                effective_rank=_owed_to_samples(arbitrary),
             )
 
         # Small directions wait for somebody to ask, until the next update: not where
@@ -414,6 +445,7 @@ class LowRankPower:
             self._leading = state["leading"].to(self._leading, copy=True)
             self._eigenvalues = state["leading_eigenvalues"].to(self._norms, copy=True)
         self._is_turned, self._newest = self.effective_rank > 0, None
+        self._lengths = self.newest_squares = None
 
     def entries_by_parameter(self) -> dict[str, list[int]]:
         """Entries of a state that hold rows of some parameters, and which these are."""

@@ -35,6 +35,24 @@ class Update:
     orthogonality_error: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Squares:
+    """Squared norms of a batch, inside the span that was removed before its update.
+
+    The batch has had no part in that span, so that these tell what it does to others.
+
+    Attributes:
+        num_samples: B, of all workers.
+        values: Σ_b ‖h_b‖² of centred samples, of that what is inside, ‖μ‖² of the mean,
+            and of that what is inside; shape (4,).
+        has_mean: Whether ‖μ‖² is known; if not, the first value is Σ_b ‖g_b‖².
+    """
+
+    num_samples: int
+    values: Tensor
+    has_mean: bool = True
+
+
 class Tracker(Protocol):
     """Follows the leading eigenspace of the centred covariance of a stream."""
 
@@ -83,6 +101,8 @@ def missing_members(tracker: object) -> list[str]:
 
 class PlannedTracker(Tracker, Protocol):
     """A tracker of this package: ``update_all`` asks the device once for many."""
+
+    newest_squares: Squares | None  # of the newest batch; None if it was left out
 
     @property
     def total(self) -> Total:

@@ -17,7 +17,7 @@ from dome.torch_private import no_autocast, own_arithmetic
 from dome.trackers.basis import FactoredBasis
 from dome.trackers.linalg import Shard, Total, alone
 from dome.trackers.parts import PartialRows
-from dome.trackers.protocol import PlannedTracker, Sums, Update
+from dome.trackers.protocol import PlannedTracker, Squares, Sums, Update
 from dome.trackers.samples import Intake, Samples, Seen
 from dome.trackers.states import check_small, draw_seed, translated
 
@@ -111,6 +111,7 @@ class BasisTracker(ABC):
         # Names in the state, and the attributes that hold these tensors.
         self._entries: dict[str, str] = {}
         self._newest: Update | Callable[[], Update] | None = None
+        self.newest_squares: Squares | None = None
         self._start()
 
     @abstractmethod
@@ -161,11 +162,14 @@ class BasisTracker(ABC):
     def turn(self, H: Samples, sums: Sums) -> Samples | None:
         """Turn U; or the same samples, if they are to be looked at with care first."""
         seen, C = H.seen(sums), sums.get("UU")
+        self.newest_squares = None
         if seen.wants_care and not H.are_careful:
             return H.carefully(self._U.shard, self._U.dtype)
         is_lost = C is not None and self._U.is_lost(C)
         if not self._intake.accepts(seen.is_finite):
             return None
+        if self._is_turned:
+            self.newest_squares = self._squares(seen)
         if seen.is_constant:  # W = 0: Y has the columns of U, and λ = s
             past, _ = self._intake.weights()
             self._eigenvalues = past * self._eigenvalues
@@ -174,6 +178,16 @@ class BasisTracker(ABC):
         else:
             self.fold(H, seen, sums, is_lost=is_lost)
         return None
+
+    def _squares(self, seen: Seen) -> Squares:
+        """What the batch has inside of the span that is removed now."""
+        V, m = seen.V, seen.m
+        if self._leading is not None:
+            leading = self._leading.to(V)
+            V, m = V @ leading, m @ leading
+        v = V.reshape(-1)
+        values = torch.stack([seen.energy, v.dot(v), seen.mu2, m.dot(m)])
+        return Squares(len(V), self._U.there(values))
 
     def _with_gram(self, sums: Sums) -> Sums:
         """With UᵀU, where it is due to be measured."""
