@@ -165,6 +165,26 @@ def test_a_gradient_with_other_blocks_in_it_has_no_scale_of_low_rank(rng):
     assert math.isnan(grad_filter.stats.noise_scale_inside)
 
 
+class WithUnused(nn.Module):
+    """A layer whose gradients are zero."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.off = inner, nn.Linear(8, 3).double()
+
+    def forward(self, x):
+        return self.inner(x) + 0 * self.off(x)
+
+
+@pytest.mark.parametrize("more", [{}, {"direction_rank": 2}])
+def test_a_layer_without_variance_has_nothing_inside(rng, more):
+    model = WithUnused(small_classifier())
+    grad_filter = dome.GradientFilter(model, 3, layout="layerwise", **more)
+    for x, y in batches(rng, 3):
+        stepped(model, grad_filter, cross_entropy(model(x), y))
+    assert math.isfinite(grad_filter.stats.noise_scale_outside)
+
+
 def test_bytes_factor_is_the_mean_of_squares_of_filtered_steps(rng):
     model = small_classifier()
     grad_filter = dome.GradientFilter(model, 3, warmup=2)

@@ -192,7 +192,7 @@ class LowRankPower:
             grads = FactorBatch.of_rows(grads, self._shapes.columns())
         self.newest_squares = None
         lengths = None
-        if self._is_turned and self.num_updates % LENGTHS_EVERY == 1:
+        if self.num_updates % LENGTHS_EVERY == 1:
             here = squared_lengths(grads).to(self._norms)
             lengths = scale**2 * self._shapes.total(here)[0]
         grads = self._U.prepared(grads)
@@ -269,6 +269,8 @@ class LowRankPower:
         """Note what samples have inside of the span that is removed now."""
         if self._leading is not None:
             GU, m = GU @ self._leading, m @ self._leading
+        if not self._is_turned:
+            GU, m = torch.zeros_like(GU), torch.zeros_like(m)
         inside = GU.square().sum(1)
         self._lengths = inside, lengths
         total, inside_all = self._total(lengths.sum(), inside.sum())

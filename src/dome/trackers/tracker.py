@@ -168,7 +168,7 @@ class BasisTracker(ABC):
         is_lost = C is not None and self._U.is_lost(C)
         if not self._intake.accepts(seen.is_finite):
             return None
-        if self._is_turned:
+        if self.num_updates > 1:
             self.newest_squares = self._squares(seen)
         if seen.is_constant:  # W = 0: Y has the columns of U, and λ = s
             past, _ = self._intake.weights()
@@ -185,6 +185,8 @@ class BasisTracker(ABC):
         if self._leading is not None:
             leading = self._leading.to(V)
             V, m = V @ leading, m @ leading
+        if not self._is_turned:  # batches without variance: nothing is removed
+            V, m = torch.zeros_like(V), torch.zeros_like(m)
         v = V.reshape(-1)
         values = torch.stack([seen.energy, v.dot(v), seen.mu2, m.dot(m)])
         return Squares(len(V), self._U.there(values))
