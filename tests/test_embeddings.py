@@ -9,7 +9,6 @@ import dome
 from dome.parameters import Layout
 from dome.samples.per_sample import PerSample
 from dome.samples.store import group
-from dome.trackers import basis
 
 WORDS, WIDTH, CLASSES, TEXTS, LENGTH, RANK = 60, 3, 4, 9, 5, 4
 # Sums over the words of a batch and over all words round in another order.
@@ -74,7 +73,6 @@ def batches(num, num_words, seed=0):
 
 def trained(make, options, large, monkeypatch, num_steps=6, num_micro=1):
     monkeypatch.setattr(group, "LARGE", large)
-    monkeypatch.setattr(basis, "LARGE", 1 if large == 1 else 1 << 60)
     torch.manual_seed(0)
     model = make().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -168,7 +166,6 @@ def test_a_tied_embedding_has_its_rows_in_the_buffer_from_the_second_step_on(
 
 def test_a_run_resumes_bit_for_bit(monkeypatch, tmp_path):
     monkeypatch.setattr(group, "LARGE", 1)
-    monkeypatch.setattr(basis, "LARGE", 1)
     stream = list(batches(8, WORDS))
 
     def steps(model, optimizer, some):
@@ -194,3 +191,21 @@ def test_a_run_resumes_bit_for_bit(monkeypatch, tmp_path):
     steps(twin, optimizer, stream[4:])
     for p, q in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+def test_a_penalty_on_words_that_no_sample_has_is_filtered_too(monkeypatch):
+    # The gradient then is not zero where all samples are.
+    def final(large):
+        monkeypatch.setattr(group, "LARGE", large)
+        torch.manual_seed(0)
+        model = MODELS["Embedding"]().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        dome.attach(model, optimizer, RANK, ignore_penalty=True)
+        for texts, classes in batches(6, WORDS):
+            optimizer.zero_grad()
+            penalty = model.words.weight.square().sum()
+            (cross_entropy(model(texts), classes) + 0.1 * penalty).backward()
+            optimizer.step()
+        return model.words.weight
+
+    torch.testing.assert_close(final(1), final(1 << 60), **CLOSE)

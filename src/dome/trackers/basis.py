@@ -24,14 +24,10 @@ from torch import Tensor
 from dome.torch_private import own_arithmetic
 from dome.trackers import linalg
 from dome.trackers.linalg import Shard
-from dome.trackers.parts import Part, pieces
+from dome.trackers.parts import Part, parts_of, pieces
 
 STORAGE = (torch.float32, torch.float64, torch.bfloat16)
 MOST_MAGNIFIED = 4.0  # two bits: by how much rounding in S may count in U
-# Numbers in S from which it pays to look for zeros in a gradient first. An embedding's
-# has them in all words but those of the batch: of 20,000 words and 64 directions, 4 ms
-# instead of 19. An accelerator would have to be waited for.
-LARGE = 2**22
 LONGEST = 1e6  # columns of S, where those of U are of length one
 # Rows for each column from which Q⁻¹, about 2 K³ flops, costs little against U P.
 TALL = 32
@@ -87,6 +83,8 @@ class FactoredBasis:
         check_storage(dtype)
         self._S = torch.zeros(shard.num_rows, num_columns, dtype=dtype, device=device)
         self._Q: Tensor | None = None
+        # The words of the newest batch; nothing if it was not of words, or of a device.
+        self._newest: tuple[Part, ...] = ()
         self.shard, self.num_columns, self.seed = shard, num_columns, seed
         self.dtype, self.device = dtype, self._S.device
         self.compute_dtype = linalg.compute_dtype(dtype)  # of products
@@ -113,10 +111,15 @@ class FactoredBasis:
 
     def inner(self, G: Sequence[Part]) -> Tensor:
         """G U for rows (B, D): a sum over the rows held here, float64, shape (B, K)."""
+        GS = self._inner_of_stored(G)
+        return GS if self._Q is None else GS @ self.there(self._Q)
+
+    def _inner_of_stored(self, G: Sequence[Part]) -> Tensor:
+        """G S, float64, shape (B, K)."""
         GS = self._S.new_zeros(len(G[0].rows), self.num_columns, dtype=torch.float64)
         for part in pieces(G, linalg.block_rows(sum(GS.shape), self.device)):
             GS += linalg.product(part.rows, part.of(self._S))
-        return GS if self._Q is None else GS @ self.there(self._Q)
+        return GS
 
     def outside(self, G: Sequence[Part], V: Tensor) -> tuple[Tensor, Tensor]:
         """What centred rows have outside U, formed explicitly, block by block.
@@ -163,6 +166,8 @@ class FactoredBasis:
 
     def turn_(self, turn: Turn, wide: Sequence[Part], small: Tensor) -> None:
         """U ← U P + wideᵀ small, for wide (n, D) in parts and small (n, K)."""
+        on_host = self.device.type == "cpu" and any(p.words is not None for p in wide)
+        self._newest = tuple(part.without_rows() for part in wide) if on_host else ()
         if turn.inverse is None:
             self._recombine_(turn.Q, wide, small)
             self._Q = None
@@ -191,7 +196,7 @@ class FactoredBasis:
                 f"{tuple(gradient.shape)}"
             )
         S, dtype = self._S, self.compute_dtype
-        (c,) = self.shard.total(self._products_with(gradient))
+        (c,) = self.shard.total(self._inner_of_stored(self._without_zeros(gradient))[0])
         for W in (self._Q, chosen):
             c = c if W is None else c @ self.there(W)
         for W in (chosen, self._Q):
@@ -205,14 +210,18 @@ class FactoredBasis:
             part.sub_(rows.to(dtype) @ c)
         return result
 
-    def _products_with(self, gradient: Tensor) -> Tensor:
-        """Sᵀ g of the rows held here, float64, shape (K,)."""
-        if gradient.device.type == "cpu" and self._S.numel() >= LARGE:
-            there = gradient.nonzero()[:, 0]
-            if len(there) <= len(gradient) // 2:
-                rows = self._S.index_select(0, there)
-                return linalg.product(gradient[None, there], rows)[0]
-        return linalg.product(gradient[None], self._S)[0]
+    def _without_zeros(self, gradient: Tensor) -> Sequence[Part]:
+        """A gradient as one row, of the newest words alone if it is zero in others.
+
+        A mean of the samples is. A penalty, or an optimizer that adds to gradients,
+        may have left something there. A device would have to be waited for.
+        """
+        row = gradient[None]
+        parts = [part.chosen_from(row) for part in self._newest]
+        ours = sum(int(part.rows.count_nonzero()) for part in parts)
+        if parts and ours == int(row.count_nonzero()):
+            return parts
+        return parts_of(row)
 
     def gram_if_due(self, num_updates: int) -> Tensor | None:
         """UᵀU now and then, to be added up over workers and measured, (K, K)."""

@@ -61,6 +61,14 @@ class Part(NamedTuple):
         for words in left_out.nonzero()[:, 0].split(max(num // self._size, 1)):
             yield by_word.index_select(0, words).view(-1, S.shape[1])
 
+    def chosen_from(self, G: Tensor) -> "Part":
+        """The same columns and words of other rows (B, D)."""
+        own = G[:, self.columns]
+        if self.words is None or not len(self.words):
+            return self._replace(rows=own if self.words is None else own[:, :0])
+        by_word = own.unflatten(1, (-1, self._size))
+        return self._replace(rows=by_word.index_select(1, self.words).flatten(1))
+
     def within(self, block: slice) -> "Part | None":
         """What it has of some columns, counted from their first; None for nothing.
 
@@ -75,6 +83,10 @@ class Part(NamedTuple):
             return Part(self.rows, columns, self.words)
         first = self.columns.start
         return Part(self.rows[:, start - first : stop - first], columns)
+
+    def without_rows(self) -> "Part":
+        """Its columns and words alone."""
+        return self._replace(rows=self.rows[:0])
 
     @property
     def _size(self) -> int:
