@@ -78,6 +78,12 @@ class Layout:
                     f"parameter {name!r} has no shape yet: run one batch through the "
                     f"lazy modules first"
                 )
+            if p.is_complex():
+                raise ValueError(
+                    f"parameter {name!r} is complex ({p.dtype}): dome filters real "
+                    f"gradients; keep its parts as real parameters and join them with "
+                    f"torch.complex, or leave it out (parameters=...)"
+                )
         self.parameters: tuple[nn.Parameter, ...] = tuple(p for _, p in named)
         self.slots: tuple[Slot, ...] = _slots(named)
         self.dim = self.slots[-1].stop

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from dome.samples.checkpoint import note_call, see_again
-from dome.samples.rules import ALWAYS, LIKE, PASSIVE, QUESTIONS, RULES, fallback
+from dome.samples.rules import ALWAYS, LIKE, PASSIVE, QUESTIONS, rule_for
 from dome.samples.store.sink import Taker, Wanted
 from dome.samples.tracing.inputs import (
     WATCHED,
@@ -381,13 +381,18 @@ class CaptureMode(TorchFunctionMode):
         if meets and not self.allow_mixing:
             admit(self.trace, call)
         if meets or func in ALWAYS:
-            rule = RULES.get(func, fallback)
+            rule = rule_for(self.trace, call)
             try:
                 return rule(self.trace, call, *call.args, **call.kwargs)
             except TypeError as error:
                 if not call.in_place:
                     call.plain()  # raises it, if it is the operation's own
                 raise _failed(call, error) from error
+            except RuntimeError as error:
+                if inside_transform():
+                    problem = "it is inside a transform of torch.func"
+                    raise self.trace.lost(problem, *call.derived) from error
+                raise
         return func(*call.args, **call.kwargs)
 
 

@@ -54,7 +54,29 @@ def filled(m, x):
     return m.layer(out)
 
 
+def complex_layers(m, x):
+    z = torch.complex(x, x.flip(1))
+    h = F.linear(z, torch.complex(m.a, m.b)) @ torch.complex(m.b, m.a)
+    return F.conv1d(h[:, None], torch.complex(m.c, m.c)).abs()
+
+
 PARAMETERS = {
+    "complex layers of real parameters": lambda: (
+        Then(complex_layers, a=vector(3, 3), b=vector(3, 3), c=vector(2, 1, 2)),
+        sequence(B, 3),
+    ),
+    "samples as the weight of a linear map": lambda: (
+        Then(lambda m, x: F.linear(m.w, x, x[:, 0]).T.tanh(), w=vector(2, 3)),
+        sequence(B, 3),
+    ),
+    "an entry of a sample and a vector": lambda: (
+        Then(
+            lambda m, x: m.head(torch.stack([r[0] * m.w[0] + m.w for r in x])),
+            w=vector(3),
+            head=nn.Linear(3, 2),
+        ),
+        sequence(B, 3),
+    ),
     "scale and shift": lambda: (
         Then(
             lambda m, x: (x * m.scale + m.shift) / m.scale.exp(),

@@ -42,6 +42,28 @@ def test_an_operation_that_is_another_on_one_sample_is_refused_by_name(name, mak
     source.detach()
 
 
+def test_an_operation_whose_gradient_is_another_under_vmap_is_refused_by_name():
+    # That of torch 2.13: six times the gradient. Its values are right.
+    def run(m, x):
+        return torch.select_scatter(x, m.w.expand(len(x)), 1, 1)
+
+    def vmap_is_wrong():
+        x, w = torch.randn(2, 6), torch.randn(2, 1, requires_grad=True)
+        one = torch.vmap(lambda r, s: torch.select_scatter(r[None], s, 1, 1)[0])
+        (slope,) = torch.autograd.grad(one(x, w).sum(), w)
+        return not torch.equal(slope, torch.ones(2, 1))
+
+    model = Then(run, w=vector(1))
+    source = PerSample(model, Layout(model))
+    if vmap_is_wrong():
+        with pytest.raises(RuntimeError, match=r"'select_scatter'.*other gradients"):
+            model(torch.randn(B, 6))
+    else:
+        sum_loss(model(torch.randn(B, 6))).backward()
+        assert_close(source.take().sum(0), model.w.grad)
+    source.detach()
+
+
 @pytest.fixture
 def wrong(monkeypatch):
     """A rule for ``hypot`` that turns wrong."""

@@ -184,3 +184,62 @@ def test_parameters_split_over_workers_are_refused(kind, samples, fsdp):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"is split over workers \(FSDP"):
         dome.attach(model, optimizer, rank=2, samples=samples)
+
+
+def jagged(parts):
+    return torch.nested.as_nested_tensor(parts, layout=torch.jagged)
+
+
+NOT_DENSE = {
+    "sparse": lambda x: x.to_sparse(),
+    "compressed": lambda x: x.to_sparse_csr(),
+    "jagged": lambda x: jagged([x[:1], x[1:]]),
+    "nested": lambda x: torch.nested.as_nested_tensor([x[:1], x[1:]]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(beta state|prototype stage)")
+@pytest.mark.parametrize("kind", NOT_DENSE.values(), ids=NOT_DENSE.keys())
+def test_samples_that_are_not_dense_are_refused_by_name(kind):
+    source = attach(model := nn.Linear(3, 4))
+    with pytest.raises(RuntimeError, match=r"'input'.*layout.*microbatch"):
+        model(kind(torch.randn(5, 3)))
+    source.detach()
+
+
+@pytest.mark.filterwarnings("ignore:.*(beta state|prototype stage)")
+@pytest.mark.parametrize("kind", NOT_DENSE.values(), ids=NOT_DENSE.keys())
+def test_samples_that_are_made_sparse_are_refused_by_name(kind):
+    model = Then(lambda m, x: m.layer(kind(x)), layer=nn.Linear(3, 4))
+    source = attach(model)
+    with pytest.raises(RuntimeError, match=r"'layer.weight'.*microbatch"):
+        model(torch.randn(5, 3))
+    source.detach()
+
+
+def test_a_sparse_matrix_that_is_no_input_of_samples_is_a_constant():
+    model = Then(lambda m, x, a: m.layer(x) @ a.to_dense(), layer=nn.Linear(3, 4))
+    source = attach(model)
+    x, a = torch.randn(5, 3), torch.eye(4).to_sparse()
+    model(x, a).sum().backward()
+    torch.testing.assert_close(
+        source.take()[:, :12].view(5, 4, 3), x[:, None].expand(-1, 4, -1)
+    )
+    source.detach()
+
+
+def test_complex_parameters_are_refused_by_name():
+    model = Then(lambda m, x: (x * m.w).abs(), w=nn.Parameter(torch.ones(2) * 1j))
+    with pytest.raises(ValueError, match=r"'w' is complex.*torch.complex"):
+        dome.attach(model, torch.optim.SGD(model.parameters()), rank=1)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+def test_forward_mode_inside_the_model_is_refused_by_name():
+    model = Then(
+        lambda m, x: torch.func.jvp(m.layer, (x,), (x,))[1], layer=nn.Linear(3, 4)
+    )
+    source = attach(model)
+    with pytest.raises(RuntimeError, match=r"'layer.weight'.*torch.func.*microbatch"):
+        model(torch.randn(5, 3))
+    source.detach()

@@ -26,13 +26,14 @@ from dome.samples.rules.norm import (
     layer_norm,
     rms_norm,
 )
+from dome.samples.rules.recording import RECORDED
 from dome.samples.rules.recurrent import gru, lstm, rnn
-from dome.samples.tracing.moves import BROADCASTING
-from dome.samples.tracing.nested import Value
-from dome.samples.tracing.origins import operations
+from dome.samples.tracing.nested import Value, is_dense
+from dome.samples.tracing.origins import BROADCASTING, Call, operations
+from dome.samples.tracing.trace import Trace
 from dome.torch_private import fused
 
-__all__ = ["ALWAYS", "LIKE", "PASSIVE", "QUESTIONS", "RULES", "fallback"]
+__all__ = ["ALWAYS", "LIKE", "PASSIVE", "QUESTIONS", "RULES", "rule_for"]
 
 Rule = Callable[..., Value]
 
@@ -72,6 +73,22 @@ RULES: dict[Callable[..., Value], Rule] = {
     F.scaled_dot_product_attention: broadcast,
     **dict.fromkeys(BROADCASTING, broadcast),
 }
+
+
+def rule_for(trace: Trace, call: Call) -> Rule:
+    """The rule by which samples meet weights in an operation.
+
+    Derivatives of complex numbers are left to autograd: rules that have a backward of
+    their own would need the conjugate.
+    """
+    met = (*call.batched, *call.derived)
+    for t in met:
+        if not is_dense(t):
+            problem = f"a tensor of layout {t.layout}, which is not dense, is in it"
+            raise trace.lost(problem, *call.derived)
+    rule = RULES.get(call.func, fallback)
+    real = rule in RECORDED or not any(t.is_complex() for t in met)
+    return rule if real else fallback
 
 
 def _getters(*names: str) -> Iterator[Callable[..., Value]]:

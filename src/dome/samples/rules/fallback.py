@@ -17,7 +17,7 @@ from dome.samples.tracing.axis import Axis, Labels
 from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.origins import Call, einsum_words
 from dome.samples.tracing.trace import Trace
-from dome.torch_private import tree_flatten, tree_map, tree_unflatten
+from dome.torch_private import tree_flatten, tree_map, tree_unflatten, unpacked
 
 
 @recording
@@ -87,15 +87,16 @@ class _Alone:
             *(out, self.call.value),
         )
 
-    @torch.no_grad()
     def compare_elsewhere(self, shapes: list[torch.Size]) -> None:
         """Compare with the operation itself where all numbers are different.
 
-        Those of a new model need not be: a projection may start at zero.
+        Those of a new model need not be: a projection may start at zero. Gradients as
+        well: vmap has wrong ones for some operations (select_scatter in torch 2.13).
         """
         other = [
             _shifted(v) if i in self.axes else v for i, v in enumerate(self.values)
         ]
+        given = [t for t in tensors(other) if t.requires_grad]
         lifted = [
             (other[i].expand(shape), 0)
             if axis is None
@@ -104,15 +105,27 @@ class _Alone:
         ]
         args, kwargs = tree_unflatten(other, self.spec)
         sources = generators(self.call)
+        start = [get() for get, _ in sources]
         try:
-            with drawn_again(sources, [get() for get, _ in sources]):
+            # A checkpoint counts what is saved: none of this is.
+            with drawn_again(sources, start), torch.enable_grad(), unpacked():
                 twins = tensors(self.run(lifted))
-            pairs = zip(twins, tensors(self.call.func(*args, **kwargs)), strict=True)
+                values = tensors(self.call.func(*args, **kwargs))
+                slopes = zip(_slopes(twins, given), _slopes(values, given), strict=True)
         except Exception:  # noqa: BLE001 (numbers it does not take)
             return
-        for twin, value in pairs:
+        for twin, value in zip(twins, values, strict=True):
             if value.is_floating_point() or value.is_complex():
                 compare(self.trace, self.call, twin, value)
+        for twin, value in slopes:
+            compare(self.trace, self.call, twin, value, "gradients")
+
+
+def _slopes(results: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+    """Gradients of some sum of the results, each with a weight of its own."""
+    ours = [t for t in results if t.requires_grad]
+    deltas = [_shifted(torch.zeros_like(t)) for t in ours]
+    return list(torch.autograd.grad(ours, given, deltas, materialize_grads=True))
 
 
 def _shifted(t: Tensor) -> Tensor:
@@ -120,7 +133,8 @@ def _shifted(t: Tensor) -> Tensor:
         return t
     ramp = torch.arange(t.numel(), device=t.device, dtype=torch.float32)
     golden = (ramp * 0.618034) % 1
-    return t.detach() + golden.view(t.shape).to(t.dtype)
+    other = t.detach() + golden.view(t.shape).to(t.dtype)
+    return other.requires_grad_(t.requires_grad)
 
 
 def _names(value: Value) -> bool:

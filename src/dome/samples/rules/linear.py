@@ -35,6 +35,8 @@ def linear(
     bias: Tensor | None = None,
 ) -> Tensor:
     """``F.linear``: input (..., in), weight (out, in)."""
+    if any(t is weight for t in call.batched):
+        return fallback(trace, call, input, weight, bias)  # the weight holds samples
     place = settled(trace, trace.place(input), input.ndim - 1, weight, bias)
     if place is None or weight.ndim != _MATRIX:
         raise trace.lost(f"a linear map of {tuple(input.shape)}", weight, bias)

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from dome.samples.rules.function import Context, apply
-from dome.samples.tracing.moves import BROADCASTING
 from dome.samples.tracing.nested import Value, tensors
-from dome.samples.tracing.origins import Call, own
+from dome.samples.tracing.origins import BROADCASTING, Call, own
 from dome.samples.tracing.trace import Trace
 from dome.torch_private import (
     own_arithmetic,
@@ -33,6 +32,9 @@ from dome.torch_private import (
 Rule = Callable[..., Value]
 # What returns the state of a random generator, and what sets it.
 Generator = tuple[Callable[[], Tensor], Callable[[Tensor], None]]
+
+# All such rules.
+RECORDED: set[Rule] = set()
 
 # Twin and value are compared the first time that an operation meets these weights and
 # shapes, and then every so many times.
@@ -66,6 +68,7 @@ def recording(rule: Rule) -> Rule:
                 values[i] = _valued(trace, call, twins[i], values[i])
         return _whole(values, spec)
 
+    RECORDED.add(run)
     return run
 
 
@@ -122,7 +125,9 @@ class _Valued(Function):
         return delta.to(ctx.dtype), None
 
 
-def compare(trace: Trace, call: Call, twin: Tensor, value: Tensor) -> None:
+def compare(
+    trace: Trace, call: Call, twin: Tensor, value: Tensor, what: str = "values"
+) -> None:
     """Raise if it is due and a twin has other numbers than rounding explains."""
     if not call.is_due or not value.numel():
         return
@@ -131,7 +136,7 @@ def compare(trace: Trace, call: Call, twin: Tensor, value: Tensor) -> None:
     allowed = max(rounding(t) for t in (value, *call.batched, *call.derived)) ** 0.5
     with unseen():
         doubt = _differ(twin, value, allowed)
-    words = f"has other values (relative deviation above {allowed:.0e})"
+    words = f"has other {what} (relative deviation above {allowed:.0e})"
     trace.questions.raise_if(doubt, _refusal(trace, call, words))
 
 

@@ -28,6 +28,7 @@ from dome.samples.tracing.mixing import acts_along
 from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.origins import (
     ALONG,
+    BROADCASTING,
     ROLLING,
     SELECTING,
     SIZED,
@@ -47,6 +48,8 @@ Found = tuple[Tensor | None, Tensor | None]  # ids and doubt
 def met(step: Step) -> Found:
     """Entries of all arguments, lined up from the right, then brought together."""
     ndim = max(t.ndim for t, _ in step.known)
+    # A constant may have the most dimensions.
+    ndim = step.out.ndim if step.func in BROADCASTING else ndim
     ids, doubt = None, None
     for t, _ in step.known:
         own = step.ids(t)

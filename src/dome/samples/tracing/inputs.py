@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from dome.samples.tracing.axis import Axis, Labels
-from dome.samples.tracing.nested import Value, named_tensors
+from dome.samples.tracing.nested import Value, is_dense, named_tensors
 from dome.samples.tracing.origins import Place
 
 Named = list[tuple[str, Tensor]]
@@ -169,6 +169,18 @@ class Roles:
                 name: found[name].dim if name in found else None for name, _ in named
             }
         return batch, found
+
+    def check_dense(self, named: Named) -> None:
+        """Raise if an input that holds samples, or may, is sparse or nested."""
+        for number, (name, t) in enumerate(named):
+            ours = number == 0 if self.declared is None else self._is_declared(name)
+            if ours and not is_dense(t):
+                raise RuntimeError(
+                    f"input {name!r} is taken for samples and has the layout "
+                    f"{t.layout}, which is not dense: pass a dense tensor, name the "
+                    f"inputs that hold samples in samples_in=(...), or use "
+                    f'samples="microbatch"'
+                )
 
     def check_first(self, named: Named, first: str, others: Sequence[str]) -> None:
         """Raise if the first input stays the same while others of another size change.
@@ -427,6 +439,9 @@ class _Known:
         """These and all further inputs, which have their roles from the table."""
         known = {id(t) for t in self.parts if t is not None}
         others = [pair for pair in named if id(pair[1]) not in known]
+        if batch is None:
+            roles.check_dense(others)
+        others = [pair for pair in others if is_dense(pair[1])]
         batch, found = roles.assigned(others, batch_dim, batch)
         by_kind = {n: self.places[id(t)] for n, t in named if id(t) in self.places}
         tensors, guessed = dict(named), roles.declared is None

@@ -24,6 +24,7 @@ from dome.samples.tracing.mixing import (
 from dome.samples.tracing.nested import Value, tensors
 from dome.samples.tracing.origins import (
     ALONG,
+    BROADCASTING,
     ROLLING,
     SELECTING,
     SIZED,
@@ -48,20 +49,6 @@ def regular(step: Step) -> Axis | None:
 def is_movement(func: Callable[..., Value]) -> bool:
     """Whether an operation has an exact rule of its own."""
     return func in _MOVES
-
-
-BROADCASTING = frozenset(
-    operations(
-        *("add", "sub", "mul", "div", "true_divide", "subtract", "multiply", "divide"),
-        *("add_", "sub_", "mul_", "div_", "rsub", "__rsub__", "__rdiv__"),
-        *("__radd__", "__rmul__", "__rpow__", "__add__", "__sub__", "__mul__"),
-        *("__truediv__", "__iadd__", "__isub__", "__imul__", "__itruediv__"),
-        *("__pow__", "__rtruediv__", "pow", "pow_", "float_power", "where", "clamp"),
-        *("maximum", "minimum", "fmax", "fmin", "addcmul", "addcdiv", "lerp", "xlogy"),
-        *("atan2", "hypot", "logaddexp", "remainder", "logical_and", "logical_or"),
-        *("eq", "ne", "lt", "le", "gt", "ge"),
-    )
-)
 
 
 def _kept(step: Step) -> Axis | None:

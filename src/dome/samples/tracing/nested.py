@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # A tensor, a number, a container of them: torch types it no closer.
@@ -12,6 +13,11 @@ Value = Any
 _CONTAINERS = (dict, tuple, list)
 # What most arguments are that are no tensors: asked for first, a call is seen sooner.
 _PLAIN = frozenset({int, float, bool, str, type(None)})
+
+
+def is_dense(t: Tensor) -> bool:
+    """Whether a tensor has an entry for every index: not a sparse or nested one."""
+    return t.layout is torch.strided and not t.is_nested
 
 
 def tensors(value: Value) -> list[Tensor]:

@@ -192,6 +192,18 @@ def operations(*names: str) -> Iterator[Callable[..., Value]]:
 
 
 # Families of operations that more than one rule asks about.
+BROADCASTING = frozenset(
+    operations(
+        *("add", "sub", "mul", "div", "true_divide", "subtract", "multiply", "divide"),
+        *("add_", "sub_", "mul_", "div_", "rsub", "__rsub__", "__rdiv__"),
+        *("__radd__", "__rmul__", "__rpow__", "__add__", "__sub__", "__mul__"),
+        *("__truediv__", "__iadd__", "__isub__", "__imul__", "__itruediv__"),
+        *("__pow__", "__rtruediv__", "pow", "pow_", "float_power", "where", "clamp"),
+        *("maximum", "minimum", "fmax", "fmin", "addcmul", "addcdiv", "lerp", "xlogy"),
+        *("atan2", "hypot", "logaddexp", "remainder", "logical_and", "logical_or"),
+        *("eq", "ne", "lt", "le", "gt", "ge"),
+    )
+)
 ROLLING = frozenset(operations("roll"))
 SORTING = frozenset(operations("sort", "argsort", "topk", "msort"))
 SELECTING = frozenset(operations("index_select"))

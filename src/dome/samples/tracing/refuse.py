@@ -136,7 +136,8 @@ def admit(trace: Trace, call: Call) -> None:
         if origin.mixed is not None and not are_totals(call):
             raise trace.mixes(origin.mixed, *call.derived)
         if origin.hidden is not None and not are_totals(call):
-            problem = f"{origin.hidden} has hidden which are whose in {tuple(t.shape)}"
+            shape = "" if t.is_nested else f" in {tuple(t.shape)}"
+            problem = f"{origin.hidden} has hidden which are whose{shape}"
             raise trace.lost(problem, *call.derived)
         if origin.doubt is not None:
             error = trace.mixes("indexing that joins several", *call.derived)

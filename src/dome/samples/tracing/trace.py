@@ -22,7 +22,7 @@ from dome.samples.tracing.axis import Axis
 from dome.samples.tracing.inputs import Alignment, Inputs
 from dome.samples.tracing.memory import Memory, seen_after
 from dome.samples.tracing.moves import follow, partners, unmoved
-from dome.samples.tracing.nested import Value, tensors
+from dome.samples.tracing.nested import Value, is_dense, tensors
 from dome.samples.tracing.origins import (
     Batched,
     Call,
@@ -170,7 +170,7 @@ class Trace:
             # Made outside the pass: of weights alone, as a cached parametrization is,
             # or of the samples of another pass; or of parameters that nobody tracks.
             sources = ancestors(t.grad_fn, self._tracked)
-            other = Batched(None, hidden="another forward pass")
+            other = Batched(None, hidden=_UNSEEN)
             outside = other if sources is None else Derived(sources)
             self.mark(t, outside if sources != () else None)
             return outside if sources != () else None
@@ -284,6 +284,10 @@ class Trace:
 
     def _note_results(self, call: Call, out: Value, anew: bool = False) -> None:
         if isinstance(out, Tensor):
+            if not is_dense(out):
+                hidden = f"{call.func.__name__!r} (layout {out.layout})"
+                self.mark(out, Batched(None, hidden=hidden))
+                return
             # Most rules have said where their results hold samples.
             if not anew and self.knows(out):
                 return
@@ -433,6 +437,7 @@ _COPYING = frozenset(
 )
 
 
+_UNSEEN = "another forward pass, or a function of TorchScript,"
 # The autograd functions of the rules: a graph that holds one holds samples.
 _RULES = "dome.samples.rules."
 
