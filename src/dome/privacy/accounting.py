@@ -46,7 +46,7 @@ class Budget:
         accountant: "rdp" or "prv".
         max_steps: Refuse steps beyond this number; None takes any number.
         target_epsilon: What ``max_steps`` steps may cost, earlier runs included,
-        target_delta: at this δ.
+        target_delta: at this δ; also that of ``epsilon()``.
     """
 
     def __init__(
@@ -61,6 +61,8 @@ class Budget:
         check_positive("noise_multiplier", noise_multiplier)
         check_sample_rate(sample_rate)
         make_accountant(accountant)
+        if target_delta is not None:
+            check_delta(target_delta)
         self.noise_multiplier, self.sample_rate = noise_multiplier, sample_rate
         self.max_steps, self._accountant = max_steps, accountant
         self._target_epsilon, self._target_delta = target_epsilon, target_delta
@@ -87,8 +89,17 @@ class Budget:
                 f"with more steps from the start"
             )
 
-    def epsilon(self, delta: float, num_more: int = 0) -> float:
-        """ε at this δ of all steps so far and of more, as Opacus' accountant has it."""
+    def epsilon(self, delta: float | None = None, num_more: int = 0) -> float:
+        """ε at this δ of all steps so far and of more, as Opacus' accountant has it.
+
+        At the δ of the target, if none is given.
+        """
+        delta = self._target_delta if delta is None else delta
+        if delta is None:
+            raise ValueError(
+                "epsilon is at a delta: give one, such as .epsilon(delta=1e-5), or "
+                "target_delta to attach"
+            )
         check_delta(delta)
         return self._epsilon(self._with(num_more), delta)
 

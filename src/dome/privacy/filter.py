@@ -61,8 +61,7 @@ class PrivateStats:
 class PrivateFilter(Hooked):
     """What ``dome.privacy.attach`` returns; see there.
 
-    Train on the batches of ``loader(dataset)``, and ask ``epsilon(delta)`` what it has
-    cost so far.
+    Train on the batches of ``loader()``, and ask ``epsilon()`` what it has cost so far.
     """
 
     def __init__(
@@ -78,6 +77,7 @@ class PrivateFilter(Hooked):
         basis_share: float,
         randomness: Randomness,
         expected_batch_size: float | None,
+        data: Dataset[Any] | DataLoader[Any] | None = None,
     ) -> None:
         super().__init__()
         self._model, self._optimizer, self._layout = model, optimizer, layout
@@ -86,7 +86,7 @@ class PrivateFilter(Hooked):
         # Which samples are drawn must not shift the noise: seeded runs on data sets
         # that differ in one sample have the same.
         self._sampling, self._randomness = randomness.branch(), randomness
-        self._expected = expected_batch_size
+        self._expected, self._data = expected_batch_size, data
         self._parameters = ParameterGuard(model, layout)
         self._samples = PrivateSamples(model, layout, self._parameters, budget, options)
         self._batches = self._samples.batches
@@ -94,7 +94,7 @@ class PrivateFilter(Hooked):
 
     def loader(
         self,
-        dataset: Dataset[Any] | DataLoader[Any],
+        dataset: Dataset[Any] | DataLoader[Any] | None = None,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         **options: Any,  # noqa: ANN401 (DataLoader names and checks them)
@@ -104,9 +104,16 @@ class PrivateFilter(Hooked):
         Args:
             dataset: What is kept private; or a ``DataLoader`` of it, whose collation
                 and workers are taken over, and whose batch size and order are not.
+                The ``data`` of ``attach`` if not given.
             collate_fn: Makes a batch of samples, as in ``DataLoader``.
             **options: Those of ``DataLoader`` that do not choose samples.
         """
+        dataset = self._data if dataset is None else dataset
+        if dataset is None:
+            raise PrivacyError(
+                "no data set is known that is to be kept private: call "
+                ".loader(dataset), or give data= to attach"
+            )
         if isinstance(dataset, DataLoader):
             collate_fn = collate_fn or dataset.collate_fn
             options = {"num_workers": dataset.num_workers} | options
@@ -159,10 +166,13 @@ class PrivateFilter(Hooked):
             self.expected_batch_size,
         )
 
-    def epsilon(self, delta: float) -> float:
+    def epsilon(self, delta: float | None = None) -> float:
         """What all steps so far have cost, everything that they released included.
 
         A batch that was drawn and waits for its step is in it.
+
+        Args:
+            delta: At this δ; the ``target_delta`` of ``attach`` if not given.
         """
         self._check()
         return self._budget.epsilon(delta, int(self._batches.is_waiting))

@@ -58,13 +58,18 @@ class PoissonSampler:
         self._randomness = randomness
 
     def __len__(self) -> int:
-        # A rounding error must not take a batch from 1 / 0.2 of them.
-        return int(1 / self._sample_rate + 1e-9)
+        return num_batches(self._sample_rate)
 
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(len(self)):
             drawn = self._randomness.uniform(self._num_samples) < self._sample_rate
             yield drawn.nonzero().flatten().tolist()
+
+
+def num_batches(sample_rate: float) -> int:
+    """How many batches a pass over a loader has."""
+    # A rounding error must not take a batch from 1 / 0.2 of them.
+    return int(1 / sample_rate + 1e-9)
 
 
 class PoissonLoader:
