@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dome.filter import GradientFilter
     from dome.planning import Plan, WorkersPlan, plan, plan_workers
     from dome.recording import Recorder
-    from dome.samples import per_sample_gradients, sample_rule
+    from dome.samples import per_sample_gradients, sample_gradients, sample_rule
     from dome.trackers import IncrementalSVD, StreamingPower
     from dome.verification import Report, verify
 
@@ -51,6 +51,7 @@ _HOMES = {
     "reference": "dome.reference",
     "sample_rule": "dome.samples",
     "testing": "dome.testing",
+    "sample_gradients": "dome.samples",
     "verify": "dome.verification",
 }
 
@@ -73,6 +74,7 @@ __all__ = [
     "plan_workers",
     "privacy",
     "reference",
+    "sample_gradients",
     "sample_rule",
     "testing",
     "verify",

@@ -4,6 +4,7 @@ from torch import nn
 
 from dome.parameters import Layout
 from dome.samples.functional import per_sample_gradients
+from dome.samples.handed import SampleGradients, sample_gradients
 from dome.samples.micro_batch import MicroBatch
 from dome.samples.opacus import OpacusSamples, carries_grad_sample
 from dome.samples.own_rules import sample_rule
@@ -17,10 +18,12 @@ __all__ = [
     "MicroBatch",
     "OpacusSamples",
     "PerSample",
+    "SampleGradients",
     "SampleSource",
     "Use",
     "declared",
     "per_sample_gradients",
+    "sample_gradients",
     "sample_rule",
     "source_for",
 ]

@@ -19,23 +19,21 @@ NUMBERS_AT_ONCE = 1 << 22  # of what is formed on the way
 
 def squared_lengths(batch: FactorBatch) -> Tensor:
     """‖g_b‖² of every sample over all parameters of a batch, shape (B,), float64."""
-    lengths = [lengths_of(uses, len(batch)) for uses in batch.uses.values()]
+    lengths = [lengths_of(uses, len(batch)) for uses in batch.uses.values() if uses]
     return torch.stack(lengths).sum(0) if lengths else torch.zeros(len(batch)).double()
 
 
 def lengths_of(uses: Sequence[Use], num_samples: int) -> Tensor:
-    """The same of one parameter, from all that adds up to its samples."""
-    total: Tensor | None = None
+    """The same of one parameter, from what adds up to its samples: one use or more."""
     together: dict[tuple[int, int], list[Tensor | Product]] = {}
     for use in uses:
         place = use.samples.start, use.samples.stop
         together.setdefault(place, []).append(use.grads)
-    for (first, last), parts in together.items():
-        found = _of_sum(parts, last - first)
-        if total is None:
-            total = found.new_zeros(num_samples)
-        total[first:last] += found
-    return torch.zeros(num_samples).double() if total is None else total
+    found = {at: _of_sum(parts, at[1] - at[0]) for at, parts in together.items()}
+    total = next(iter(found.values())).new_zeros(num_samples)
+    for (first, last), lengths in found.items():
+        total[first:last] += lengths
+    return total
 
 
 def _of_sum(parts: Sequence[Tensor | Product], num_samples: int) -> Tensor:
