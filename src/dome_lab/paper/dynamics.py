@@ -39,7 +39,7 @@ from dome_lab.paper.statistics import (
     stacked,
     student_band,
 )
-from dome_lab.paper.tuning import judge_equal_time
+from dome_lab.paper.tuning import judge_equal_time, pace_of
 
 FOLLOWS = 0.8  # rank correlation above which the fraction follows the loss
 FEWEST_EPOCHS = 5  # that a rank correlation is worth computing for
@@ -127,10 +127,10 @@ def both_arms(run: Run, num_seeds: int) -> list[Run]:
 
 
 def dynamics_runs(config: Repeated) -> list[Run]:
-    """Both arms of every seed, and the timed run."""
+    """Both arms of every seed, and the run that tells what the filter costs."""
     runs = both_arms(config.run, config.num_seeds)
-    if config.timed_epochs:
-        runs.append(replace(config.run, rank=None, epochs=config.timed_epochs))
+    if config.paced_epochs:
+        runs.append(replace(config.run, epochs=config.paced_epochs, paced=True))
     return runs
 
 
@@ -142,13 +142,13 @@ class Momenta:
         run: A run of it.
         optimizers: "sgd" is torch's, "ema" that of the paper's Algorithm 1.
         num_seeds: How many seeds.
-        timed_epochs: As of ``Repeated``, for each optimizer.
+        paced_epochs: As of ``Repeated``, for each optimizer.
     """
 
     run: Run
     optimizers: tuple[str, ...] = ("sgd", "ema")
     num_seeds: int = 5
-    timed_epochs: int = 0
+    paced_epochs: int = 0
 
 
 def momenta_runs(config: Momenta) -> list[Run]:
@@ -164,7 +164,7 @@ def _repeated(config: Momenta, optimizer: str) -> Repeated:
     return Repeated(
         run=replace(config.run, optimizer=optimizer),
         num_seeds=config.num_seeds,
-        timed_epochs=config.timed_epochs,
+        paced_epochs=config.paced_epochs,
     )
 
 
@@ -175,7 +175,7 @@ def momenta_parts(config: Momenta) -> list[Momenta]:
 
 def draw_dynamics(rows: Sequence[Row], paper: Run, score: str) -> Figure:
     """Training loss, fraction and score by epoch, side by side; a row an optimizer."""
-    rows = watched(rows)
+    rows = judged(rows)
     groups = _by_optimizer(rows)
     figure, grid = drawing.canvas(len(groups), 3, drawing.PAGE, 0.8 + 1.9 * len(groups))
     for axes, (optimizer, mine) in zip(grid, groups.items(), strict=True):
@@ -227,15 +227,15 @@ def draw_panels(
 def judge_dynamics(figure: str, rows: Sequence[Row], score: str) -> list[Claim]:
     """Convergence, and what the fraction does, with each optimizer for itself.
 
-    With a timed run, what the filter adds in as many seconds too.
+    With a paced run, what the filter adds in as many seconds too.
     """
     claims = []
     for optimizer, mine in _by_optimizer(rows).items():
-        both, timed = watched(mine), select(mine, rank=None)
+        both, paced = judged(mine), select(mine, paced=True)
         group = {"": both}
         found = [
             *judge_convergence(figure, group, score),
-            *(judge_equal_time(figure, both, timed, score) if timed else []),
+            *(judge_equal_time(figure, both, pace_of(paced), score) if paced else []),
             *judge_fraction(figure, group),
         ]
         # Torch's momentum is what everybody takes it for; the other one is named.
@@ -244,9 +244,9 @@ def judge_dynamics(figure: str, rows: Sequence[Row], score: str) -> list[Claim]:
     return claims
 
 
-def watched(rows: Sequence[Row]) -> list[Row]:
-    """The rows of runs with a tracker: the timed run has none."""
-    return [row for row in rows if row["rank"] is not None]
+def judged(rows: Sequence[Row]) -> list[Row]:
+    """The rows of both arms: a paced run is of neither."""
+    return select(rows, paced=False)
 
 
 def _by_optimizer(rows: Sequence[Row]) -> dict[str, list[Row]]:

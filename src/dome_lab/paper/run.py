@@ -121,6 +121,8 @@ class Run:
         sample_norms: Without a rank: samples are summed up "normalised" to one norm, or
             "clipped" to the median norm.
         direction_rank: Rank of every direction in each weight matrix; None: as it is.
+        paced: Whether each epoch is followed by one of the same training without a
+            tracker, whose seconds are told beside: their ratio holds on any machine.
     """
 
     task: str
@@ -154,6 +156,7 @@ class Run:
     public_every: int = 10
     pretrain: int = 0
     direction_rank: int | None = None
+    paced: bool = False
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
@@ -231,13 +234,13 @@ class Repeated:
     Attributes:
         run: A run of it.
         num_seeds: How many seeds.
-        timed_epochs: Epochs of one more run without a tracker, whose seconds are
-            compared with the filter's; 0: there is none.
+        paced_epochs: Epochs of one more run that tells what the filter costs; 0: there
+            is none.
     """
 
     run: Run
     num_seeds: int = 5
-    timed_epochs: int = 0
+    paced_epochs: int = 0
 
 
 def check_name(what: str, name: str | None, known: Sequence[str | None]) -> None:

@@ -8,7 +8,7 @@ global generator is left as it was.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -216,6 +216,7 @@ def compute_run(
     under_way = Training(model, task, run)
     if keeper is not None:
         keeper.restore(under_way)
+    beside = _seconds_without(run) if run.paced else None
     for epoch in _epochs(under_way, tell):
         tested = evaluate(model, task.test_x, task.test_y)
         row = Row(
@@ -230,6 +231,8 @@ def compute_run(
             seconds=epoch.seconds,
             processor_seconds=epoch.processor_seconds,
         )
+        if beside is not None:
+            row["plain_seconds"] = next(beside)
         if keeper is not None:
             keeper.keep(under_way, row)
         yield row
@@ -348,6 +351,17 @@ def _epochs(under_way: Training, tell: Tell | None = None) -> Iterator[_Epoch]:
         )
         done.clear()
         started, worked = time.perf_counter(), time.process_time()
+
+
+def _seconds_without(run: Run) -> Iterator[float]:
+    """The processor's seconds of each epoch of the same training without a tracker.
+
+    An epoch is computed when it is asked for. In a run that resumes, this training
+    begins anew: its seconds are the same.
+    """
+    task, model = start(run)
+    for epoch in _epochs(Training(model, task, replace(run, rank=None))):
+        yield epoch.processor_seconds
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -8,8 +8,8 @@ next one beyond it is tried too.
 A case is one task, optimizer and rate. Of the unfiltered arm there are two: after as
 many epochs as the filtered one, and, longer, after as many seconds. Without a schedule
 a longer run begins with the shorter one, so that where both have one learning rate the
-rows of the longer serve both. Seconds are the processor's, the median over epochs and
-seeds: a mean would count what else the machine did.
+rows of the longer serve both. How long an epoch takes is never compared between runs:
+one ``paced`` run trains with and without the filter in turn.
 """
 
 import math
@@ -30,7 +30,6 @@ from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, TEST, VALIDATION, Run, Value
 from dome_lab.paper.statistics import (
     Array,
-    Curves,
     curves,
     ends,
     number,
@@ -95,19 +94,20 @@ def search(run: Run, grid: Grid, found: Found, epoch: int) -> float | list[Run]:
         rates = sorted([*rates, beyond])
 
 
-def equal_epochs(slow: Sequence[Row], quick: Sequence[Row], epochs: int) -> int:
-    """For how many epochs one run can train in the time that another takes.
+def pace_of(paced: Sequence[Row]) -> float:
+    """How many unfiltered epochs a filtered one takes: the median of a paced run.
 
-    By the median epoch: the processor's seconds of an epoch vary with what else the
-    machine does.
-
-    Args:
-        slow: Rows of the run that takes longer.
-        quick: Rows of the other.
-        epochs: How many epochs the slow one trains.
+    The processor's seconds of an epoch vary between machines, and with what else a
+    machine does. Both epochs of a pair were computed one right after the other.
     """
-    ratio = _median_seconds(slow) / _median_seconds(quick)
-    return max(epochs, round(epochs * ratio))
+    return statistics.median(
+        number(row, "processor_seconds") / number(row, "plain_seconds") for row in paced
+    )
+
+
+def equal_epochs(epochs: int, pace: float) -> int:
+    """How many unfiltered epochs take as long as so many filtered ones."""
+    return max(epochs, round(epochs * pace))
 
 
 def next_rate(rate: float, *, up: bool) -> float:
@@ -146,19 +146,10 @@ def _beyond(best: float, rates: Sequence[float], grid: Grid) -> float | None:
     return None
 
 
-def _median_seconds(rows: Sequence[Row]) -> float:
-    return statistics.median(number(row, "processor_seconds") for row in rows)
-
-
-def epochs_that_fit(filtered: Sequence[Row], plain: Sequence[Row], epochs: int) -> int:
-    """How many filtered epochs take no longer than so many unfiltered ones."""
-    return math.floor(epochs * _median_seconds(plain) / _median_seconds(filtered))
-
-
 def judge_equal_time(
     figure: str,
     rows: Sequence[Row],
-    timed: Sequence[Row],
+    pace: float,
     score: str,
     where: str = "",
 ) -> list[Claim]:
@@ -167,7 +158,7 @@ def judge_equal_time(
     Args:
         figure: Short name of the figure.
         rows: Of both arms, of as many epochs.
-        timed: Of unfiltered runs without a tracker, which tell the seconds.
+        pace: Unfiltered epochs that a filtered one takes.
         score: Column of what is to be high.
         where: Put before the name, such as "rate 100: ".
 
@@ -176,7 +167,7 @@ def judge_equal_time(
     """
     filtered, plain = (select(rows, arm=arm) for arm in (FILTERED, PLAIN))
     epochs = int(number(plain[0], "epochs"))
-    fitting = epochs_that_fit(filtered, timed, epochs)
+    fitting = math.floor(epochs / pace)
     if not fitting:
         return []
     early = [row for row in filtered if number(row, "epoch") <= fitting]
@@ -211,6 +202,7 @@ class Case:
         filtered: Rows of the filtered arm.
         plain: Rows of the unfiltered arm, of as many epochs.
         long: Rows of the unfiltered arm for as many seconds.
+        pace: Unfiltered epochs that a filtered one takes.
     """
 
     group: str
@@ -218,6 +210,7 @@ class Case:
     filtered: list[Row]
     plain: list[Row]
     long: list[Row]
+    pace: float
 
     @property
     def name(self) -> str:
@@ -282,7 +275,8 @@ def cases_of(rows: Sequence[Row]) -> list[Case]:
         task, num_classes, optimizer, rate = kind
         group = f"{subset_name(task, num_classes)}, {name_of(optimizer)}"
         rate = None if rate is None else number(filtered[0], "rate")
-        found.append(Case(group, rate, filtered, short, long))
+        pace = longest / number(filtered[0], "epochs")
+        found.append(Case(group, rate, filtered, short, long, pace))
     return found
 
 
@@ -322,8 +316,8 @@ def draw_way(axes: Axes, cases: Sequence[Case], unit: str) -> None:
     Args:
         axes: Where.
         cases: Of one group.
-        unit: "gradients" is bytes, in whole uncompressed gradients; or "seconds", of
-            the processor.
+        unit: "gradients" is bytes, in whole uncompressed gradients; or "seconds", in
+            unfiltered epochs.
     """
     ends: list[tuple[float, float, str]] = []
     for shade, case in zip(np.linspace(1.0, 0.35, len(cases)), cases, strict=True):
@@ -332,7 +326,8 @@ def draw_way(axes: Axes, cases: Sequence[Case], unit: str) -> None:
         )
         for arm, rows in ((FILTERED, case.filtered), (PLAIN, second)):
             y = stacked(curves(rows, "test_accuracy")).mean(axis=0)
-            x = _sent(rows, case) if unit == "gradients" else _taken(rows)
+            pace = case.pace if arm == FILTERED else 1.0
+            x = _sent(rows, case) if unit == "gradients" else pace * _epochs_of(rows)
             style: dict[str, Any] = {
                 "color": drawing.COLOURS[arm],
                 "linestyle": drawing.DASHES[arm],
@@ -350,8 +345,8 @@ def draw_way(axes: Axes, cases: Sequence[Case], unit: str) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=subs))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    what = "bytes sent, in gradients" if unit == "gradients" else "processor seconds"
-    drawing.label(axes, what, "")
+    time = "time, in unfiltered epochs"
+    drawing.label(axes, "bytes sent, in gradients" if unit == "gradients" else time, "")
 
 
 def _name_ends(
@@ -373,14 +368,11 @@ def _sent(rows: Sequence[Row], case: Case) -> Array:
     """How many gradients' worth of bytes has been sent after each epoch, shape (E,)."""
     row = rows[0]
     steps = number(row, "num_train") // number(row, "batch_size")
-    epochs = sorted({number(r, "epoch") for r in rows})
-    return np.asarray(epochs) * steps / (case.rate or 1.0)
+    return _epochs_of(rows) * steps / (case.rate or 1.0)
 
 
-def _taken(rows: Sequence[Row]) -> Array:
-    """The processor's seconds of training after each epoch, mean over seeds, (E,)."""
-    seconds: Curves = curves(rows, "processor_seconds")
-    return stacked(seconds).mean(axis=0).cumsum()
+def _epochs_of(rows: Sequence[Row]) -> Array:
+    return np.asarray(sorted({number(row, "epoch") for row in rows}))
 
 
 def _at(rows: Sequence[Row], epoch: int) -> dict[int, float]:

@@ -107,6 +107,24 @@ def test_a_run_repeats_itself_exactly():
     assert rows_of(run) == rows_of(run)
 
 
+def test_a_paced_run_trains_without_a_tracker_in_turn_and_changes_nothing(monkeypatch):
+    run = replace(RUN, rank=2, rate=3.0)
+    alone, paced = rows_of(run), rows_of(replace(run, paced=True))
+    assert [row | {"paced": False} for row in paced] == alone
+    order, original = [], train.Training.steps
+
+    def told(training):
+        for step in original(training):
+            order.append((step.epoch, step.filter is not None))
+            yield step
+
+    monkeypatch.setattr(train.Training, "steps", told)
+    rows = list(compute_run(replace(run, paced=True)))
+    assert all(row["plain_seconds"] > 0 for row in rows)
+    in_turn = [(1, True), (1, False), (2, True), (2, False)]
+    assert order == [place for place in in_turn for _ in range(NUM_STEPS // 2)]
+
+
 def test_seeds_differ():
     one, other = rows_of(RUN), rows_of(replace(RUN, seed=2))
     assert one[-1]["train_loss"] != other[-1]["train_loss"]

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from dome_lab.paper.run import Run
-from dome_lab.paper.tuning import Grid, equal_epochs, next_rate, search, trial
+from dome_lab.paper.tuning import Grid, equal_epochs, next_rate, pace_of, search, trial
 
 RUN = Run(task="digits", model="resnet8", seed=0, batch_size=8, epochs=2, rank=2)
 GRID = Grid(rates=(1e-3, 3e-3, 1e-2, 3e-2), seeds=(7, 8), most_beyond=1)
@@ -93,8 +93,12 @@ def test_a_trial_is_the_same_run_on_validation_samples():
     assert trial(RUN, 0.01, 7) == replace(RUN, lr=0.01, seed=7, split="validation")
 
 
-def test_the_quick_arm_gets_the_time_of_the_slow_one_by_median_epochs():
-    slow = [{"processor_seconds": s} for s in (4.0, 4.0, 90.0)]
-    quick = [{"processor_seconds": s} for s in (1.6, 50.0, 1.6)]
-    assert equal_epochs(slow, quick, 10) == 25
-    assert equal_epochs(quick, slow, 10) == 10
+def test_the_pace_is_that_of_the_median_pair_of_epochs():
+    pairs = [(4.0, 1.6), (40.0, 16.0), (90.0, 1.0)]
+    rows = [{"processor_seconds": a, "plain_seconds": b} for a, b in pairs]
+    assert pace_of(rows) == pytest.approx(2.5)
+
+
+def test_the_unfiltered_arm_never_gets_less_epochs_than_the_filtered_one():
+    assert equal_epochs(10, 2.5) == 25
+    assert equal_epochs(10, 0.9) == 10

@@ -17,6 +17,7 @@ texts; of the 18,224 at hand the others are for validation. About four hours of 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from statistics import median
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,7 +29,7 @@ from dome_lab.paper.figures import fig03_mnist_compression as fig03
 from dome_lab.paper.figures import fig06_dbpedia_dynamics as fig06
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, TEST, Run
-from dome_lab.paper.statistics import select
+from dome_lab.paper.statistics import number, select
 from dome_lab.paper.tuning import (
     Case,
     Grid,
@@ -210,7 +211,9 @@ def _later(case: Run, config: Config, found: Found) -> list[Run]:
     wanted = best if isinstance(best, list) else _judged(case, best, config)
     if not found.keys() >= {quick, slow}:
         return wanted
-    epochs = equal_epochs(found[slow], found[quick], case.epochs)
+    # One after the other on one machine: these rows are older than paced runs.
+    pace = _median_seconds(found[slow]) / _median_seconds(found[quick])
+    epochs = equal_epochs(case.epochs, pace)
     long = replace(case, rank=None, epochs=epochs)
     # Without a schedule a longer run begins with the shorter one, so these trials
     # tell the best learning rate of both.
@@ -223,6 +226,10 @@ def _later(case: Run, config: Config, found: Found) -> list[Run]:
     if early != late:
         wanted += _judged(replace(long, epochs=case.epochs), early, config)
     return wanted
+
+
+def _median_seconds(rows: Sequence[Row]) -> float:
+    return median(number(row, "processor_seconds") for row in rows)
 
 
 def _judged(run: Run, rate: float, config: Config) -> list[Run]:

@@ -24,7 +24,7 @@ from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.drawing import draw_points, subset_name
 from dome_lab.paper.figures import Found
 from dome_lab.paper.rows import Row
-from dome_lab.paper.run import FILTERED, PLAIN, TEST, VALIDATION, Run, Value
+from dome_lab.paper.run import FILTERED, PLAIN, TEST, Run, Value
 from dome_lab.paper.statistics import distinct, ends, select
 from dome_lab.paper.tolerance import EQUAL
 from dome_lab.paper.tuning import (
@@ -34,11 +34,12 @@ from dome_lab.paper.tuning import (
     NAMES,
     Grid,
     equal_epochs,
+    pace_of,
     search,
     trial,
 )
 
-TIMED_EPOCHS = 2  # of the runs whose seconds are compared
+PACED_EPOCHS = 3  # of the runs that tell what a rank costs
 CIFAR = Run(
     task="cifar10",
     model="resnet8",
@@ -89,12 +90,8 @@ def arms(problem: Run) -> list[Run]:
 
 
 def runs(config: Config) -> list[Run]:
-    """Short runs of all arms, whose seconds are compared."""
-    return [
-        _timed(run, config)
-        for problem in config.problems
-        for run in (problem, *arms(problem))
-    ]
+    """Short runs that tell what each rank costs."""
+    return [_paced(arm, config) for problem in config.problems for arm in arms(problem)]
 
 
 def later_runs(config: Config, found: Found) -> list[Run]:
@@ -104,11 +101,11 @@ def later_runs(config: Config, found: Found) -> list[Run]:
         for run in (problem, *arms(problem)):
             best = search(run, config.grid, found, run.epochs)
             wanted += _trials_or_judged(run, best, config)
-        timed = [_timed(run, config) for run in (problem, *arms(problem))]
-        if not found.keys() >= set(timed):
+        paced = [_paced(arm, config) for arm in arms(problem)]
+        if not found.keys() >= set(paced):
             continue
-        plain, *filtered = (found[run] for run in timed)
-        lengths = {equal_epochs(rows, plain, problem.epochs) for rows in filtered}
+        paces = [pace_of(found[run]) for run in paced]
+        lengths = {equal_epochs(problem.epochs, pace) for pace in paces}
         for epochs in sorted(lengths):
             long = replace(problem, epochs=epochs)
             best = search(long, config.grid, found, epochs)
@@ -236,16 +233,13 @@ def _ends(
 def _equal_epochs(rows: Sequence[Row], rank: int) -> int:
     """For how many epochs the unfiltered arm trains in the time of a rank's runs."""
     judged = select(rows, split=TEST, rank=rank)
-    slow, quick = (
-        select(rows, split=VALIDATION, rank=k, epochs=TIMED_EPOCHS)
-        for k in (rank, None)
-    )
-    return equal_epochs(slow, quick, int(str(judged[0]["epochs"])))
+    pace = pace_of(select(rows, rank=rank, paced=True))
+    return equal_epochs(int(str(judged[0]["epochs"])), pace)
 
 
-def _timed(run: Run, config: Config) -> Run:
-    grid = config.grid
-    return replace(trial(run, grid.rates[0], grid.seeds[0]), epochs=TIMED_EPOCHS)
+def _paced(run: Run, config: Config) -> Run:
+    first = trial(run, config.grid.rates[0], config.grid.seeds[0])
+    return replace(first, epochs=PACED_EPOCHS, paced=True)
 
 
 def _trials_or_judged(run: Run, best: float | list[Run], config: Config) -> list[Run]:

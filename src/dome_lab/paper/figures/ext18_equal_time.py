@@ -35,11 +35,12 @@ from dome_lab.paper.tuning import (
     cases_of,
     equal_epochs,
     first_trials,
+    pace_of,
     search,
     trial,
 )
 
-TIMED_EPOCHS = 3  # of the unfiltered run that seconds are compared with
+PACED_EPOCHS = 5  # of the run that tells what the filter costs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,14 +198,13 @@ def _compared(problem: Problem, num_seeds: int, found: Found) -> list[Run]:
     """Trials of both arms, and what is judged where these are over."""
     case, grid = problem.case, problem.grid
     plain = replace(case, rank=None, update_every=1)
-    slow = trial(case, grid.rates[0], grid.seeds[0])
-    # Timed now and not taken from ext04's rows: another machine, or another load.
-    quick = replace(trial(plain, grid.rates[0], grid.seeds[0]), epochs=TIMED_EPOCHS)
+    first = trial(case, grid.rates[0], grid.seeds[0])
+    paced = replace(first, epochs=PACED_EPOCHS, paced=True)
     best = search(case, grid, found, case.epochs)
-    wanted = [quick, *_trials_or_judged(case, best, num_seeds)]
-    if not found.keys() >= {quick, slow}:
+    wanted = [paced, *_trials_or_judged(case, best, num_seeds)]
+    if paced not in found:
         return wanted
-    epochs = equal_epochs(found[slow], found[quick], case.epochs)
+    epochs = equal_epochs(case.epochs, pace_of(found[paced]))
     long = replace(plain, epochs=max(epochs, problem.plain_epochs))
     early = search(long, grid, found, case.epochs)
     late = search(long, grid, found, epochs)

@@ -52,7 +52,7 @@ SCALES = {
         run=replace(PAPER, num_train=25_000),
         optimizers=("sgd",),
         num_seeds=3,
-        timed_epochs=3,
+        paced_epochs=3,
     ),
     "smoke": Momenta(
         run=replace(PAPER, task="digits", num_train=48, num_test=50, rank=10, epochs=2),

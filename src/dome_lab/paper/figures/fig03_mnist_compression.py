@@ -20,14 +20,14 @@ from dome_lab.paper import drawing, train
 from dome_lab.paper.claims import Claim, claim, paired
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import FILTERED, PLAIN, Run
-from dome_lab.paper.statistics import distinct, ends, number, select
+from dome_lab.paper.statistics import distinct, ends, select
 from dome_lab.paper.tolerance import (
     Rates,
     across_rates,
     draw_tolerance,
     judge_tolerance,
 )
-from dome_lab.paper.tuning import Case, draw_way, judge_equal_time
+from dome_lab.paper.tuning import Case, draw_way, judge_equal_time, pace_of
 
 PAPER = Run(
     task="mnist",
@@ -56,6 +56,7 @@ class Config:
         num_seeds: How many seeds.
         once: Rates with one seed only, after the others.
         tuned: Learning rate and compression rate of one more unfiltered arm.
+        paced_epochs: Epochs of one more run that tells what the filter costs; 0: none.
     """
 
     run: Run = PAPER
@@ -63,6 +64,7 @@ class Config:
     num_seeds: int = 5
     once: Rates = ()
     tuned: tuple[float, float] | None = None
+    paced_epochs: int = 0
 
 
 SCALES = {
@@ -78,6 +80,7 @@ SCALES = {
         num_seeds=3,
         once=(None,),
         tuned=(0.03, 100),
+        paced_epochs=3,
     ),
     "smoke": Config(
         run=replace(
@@ -97,19 +100,22 @@ compute_run = train.compute_run
 
 
 def runs(config: Config) -> list[Run]:
-    """Both arms of every rate and seed, and the tuned one."""
+    """Both arms of every rate and seed, the tuned one, and the one for seconds."""
     found = across_rates(config.run, config.rates, config.num_seeds)
     if config.tuned is not None:
         lr, rate = config.tuned
         plain = replace(config.run, rank=None, lr=lr, rate=rate)
         found += [replace(plain, seed=seed) for seed in range(config.num_seeds)]
+    if config.paced_epochs:
+        run = replace(config.run, rate=config.rates[0])
+        found.append(replace(run, epochs=config.paced_epochs, paced=True))
     return [*found, *across_rates(config.run, config.once, 1)]
 
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Accuracy at the end by rate; of long runs along the way by bytes and seconds."""
     mine, _ = _split(rows)
-    cases = _cases(mine)
+    cases = _cases(mine, rows)
     width = drawing.PAGE if cases else drawing.COLUMN
     figure, (axes,) = drawing.canvas(1, 3 if cases else 1, width, 3.1)
     draw_tolerance(axes[0], mine)
@@ -141,26 +147,30 @@ def judge(rows: Sequence[Row]) -> list[Claim]:
                 [paired("gain", ours, theirs, low=0)],
             )
         )
-    for case in _cases(mine):
+    for case in _cases(mine, rows):
         where = "uncompressed: " if case.rate is None else f"rate {case.rate:,g}: "
         arms = [*case.filtered, *case.plain]
-        claims += judge_equal_time("fig03", arms, case.plain, "test_accuracy", where)
+        claims += judge_equal_time("fig03", arms, case.pace, "test_accuracy", where)
     return claims
 
 
-def _cases(rows: Sequence[Row]) -> list[Case]:
-    """Both arms at each rate; none if they are of one epoch, which is no way to go."""
-    rates = [None, *distinct(rows, "rate")] if number(rows[0], "epochs") > 1 else []
-    found = []
+def _cases(rows: Sequence[Row], every: Sequence[Row]) -> list[Case]:
+    """Both arms at each rate; none without a paced run among all rows."""
+    paced = select(every, paced=True)
+    if not paced:
+        return []
+    pace = pace_of(paced)
+    rates, found = [None, *distinct(rows, "rate")], []
     for rate in rates:
         filtered, plain = (select(rows, rate=rate, arm=a) for a in (FILTERED, PLAIN))
         if filtered and plain:
-            found.append(Case("MNIST", rate, filtered, plain, plain))
+            found.append(Case("MNIST", rate, filtered, plain, plain, pace))
     return found
 
 
 def _split(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """Rows at the filter's learning rate, and those of the tuned unfiltered arm."""
+    rows = select(rows, paced=False)
     rates = {row["lr"] for row in rows if row["arm"] == FILTERED}
     mine = [row for row in rows if row["lr"] in rates]
     return mine, [row for row in rows if row["lr"] not in rates]

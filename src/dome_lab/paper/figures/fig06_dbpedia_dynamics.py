@@ -27,7 +27,7 @@ from dome_lab.paper.dynamics import (
     dynamics_runs,
     judge_dynamics,
     judge_similar_end,
-    watched,
+    judged,
 )
 from dome_lab.paper.rows import Row
 from dome_lab.paper.run import Repeated, Run
@@ -51,7 +51,7 @@ SCALES = {
         ),
         num_seeds=8,
     ),
-    "full": Repeated(run=replace(PAPER, num_train=18_224), num_seeds=3, timed_epochs=3),
+    "full": Repeated(run=replace(PAPER, num_train=18_224), num_seeds=3, paced_epochs=3),
     "smoke": Repeated(
         run=replace(
             PAPER,
@@ -81,5 +81,5 @@ def judge(rows: Sequence[Row]) -> list[Claim]:
     """Convergence, what the fraction does, and whether macro-F1 becomes similar."""
     return [
         *judge_dynamics("fig06", rows, "test_macro_f1"),
-        judge_similar_end("fig06", watched(rows), "test_macro_f1"),
+        judge_similar_end("fig06", judged(rows), "test_macro_f1"),
     ]

@@ -31,6 +31,7 @@ def made_run(run):
             "epoch": epoch,
             "test_accuracy": accuracy + better + 0.001 * run.seed * epoch,
             "processor_seconds": seconds,
+            "plain_seconds": PLAIN_STEP,
         }
 
 
@@ -64,9 +65,9 @@ def test_settings_are_tried_on_the_screened_problem_by_one_seed_that_is_not_judg
 def test_the_unfiltered_arm_gets_the_seconds_of_the_seldom_updated_filter(rows):
     for case in cases_of(rows):
         assert (case.epochs, case.long_epochs) == (4, 6)
-    timed = [row for row in rows if row["epochs"] == ext18.TIMED_EPOCHS]
-    assert timed
-    assert {row["rank"] for row in timed} == {None}
+    paced = select(rows, paced=True)
+    assert {(row["rank"], row["update_every"]) for row in paced} == {(20, 20)}
+    assert {row["split"] for row in paced} == {"validation"}
 
 
 def test_unfiltered_trials_are_those_of_ext04_where_it_has_them():

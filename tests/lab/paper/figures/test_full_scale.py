@@ -6,7 +6,7 @@ from paper.figures.made import seeds
 from dome_lab.paper.claims import FAILS, HOLDS, UNDECIDED
 from dome_lab.paper.figures import load_figure
 from dome_lab.paper.run import Run
-from dome_lab.paper.tuning import epochs_that_fit, judge_equal_time
+from dome_lab.paper.tuning import judge_equal_time
 
 RUN = Run(task="mnist", model="resnet8", seed=0, batch_size=128, epochs=10, rank=100)
 RISING = [0.1 * epoch for epoch in range(1, 11)]
@@ -18,28 +18,20 @@ def full(name):
     return figure, figure.SCALES["full"]
 
 
-def timed(run, seconds, **columns):
-    return [row | {"processor_seconds": seconds} for row in seeds(run, **columns)]
-
-
-def test_as_many_filtered_epochs_count_as_fit_into_the_unfiltered_seconds():
-    assert epochs_that_fit(timed(RUN, 2.5), timed(PLAIN, 1.0), 10) == 4
-
-
 @pytest.mark.parametrize(("level", "verdict"), [(0.3, HOLDS), (0.5, FAILS)])
 def test_equal_seconds_are_judged_at_the_epoch_that_fits(level, verdict):
-    filtered = timed(RUN, 2.5, test_accuracy=RISING)
-    plain = timed(PLAIN, 1.0, test_accuracy=level)
+    filtered = seeds(RUN, test_accuracy=RISING)
+    plain = seeds(PLAIN, test_accuracy=level)
     # At the end the filtered arm is at 1.0, after as many seconds at 0.4.
-    (claim,) = judge_equal_time("fig03", filtered + plain, plain, "test_accuracy")
+    (claim,) = judge_equal_time("fig03", filtered + plain, 2.5, "test_accuracy")
     assert claim.verdict == verdict
     assert claim.numbers["gain"] == pytest.approx(0.4 - level, abs=0.001)
     assert claim.statement.startswith("After 4 filtered epochs")
 
 
 def test_without_a_filtered_epoch_that_fits_nothing_is_judged():
-    filtered, plain = timed(RUN, 20.0), timed(PLAIN, 1.0)
-    assert judge_equal_time("fig03", filtered + plain, plain, "test_accuracy") == []
+    rows = seeds(RUN) + seeds(PLAIN)
+    assert judge_equal_time("fig03", rows, 20.0, "test_accuracy") == []
 
 
 def made(name):
@@ -49,9 +41,10 @@ def made(name):
     rows = []
     for run in runs:
         wanted = {r.seed for r in figure.runs(config) if replace(r, seed=0) == run}
-        seconds = 1.0 if run.rank is None else 2.0
         ends = {"test_accuracy": 0.9 if run.arm == "filtered" else 0.6 + run.lr}
-        rows += [row for row in timed(run, seconds, **ends) if row["seed"] in wanted]
+        if run.paced:
+            ends |= {"processor_seconds": 2.0, "plain_seconds": 1.0}
+        rows += [row for row in seeds(run, **ends) if row["seed"] in wanted]
     return figure, rows
 
 
@@ -72,11 +65,11 @@ def test_fig03_has_a_tuned_arm_and_one_seed_uncompressed():
 
 
 @pytest.mark.parametrize("name", ["fig01", "fig06"])
-def test_a_short_run_without_a_tracker_tells_the_seconds_and_nothing_else(name):
+def test_a_paced_run_tells_the_seconds_and_nothing_else(name):
     figure, rows = made(name)
     claims = {claim.name: claim for claim in figure.judge(rows)}
     assert "ahead after as many seconds" in claims
-    without = [row for row in rows if row["rank"] is not None]
+    without = [row for row in rows if not row["paced"]]
     others = {claim.name: claim for claim in figure.judge(without)}
     claims.pop("ahead after as many seconds")
     assert others == claims
