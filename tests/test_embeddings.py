@@ -45,6 +45,10 @@ MODELS = {
     "padding_idx": lambda: Reader(nn.Embedding(WORDS, WIDTH, padding_idx=1)),
     "EmbeddingBag": lambda: Reader(nn.EmbeddingBag(WORDS, WIDTH)),
     "tied": lambda: Tied(nn.Embedding(WORDS, WIDTH)),
+    "sparse=True": lambda: Reader(nn.Embedding(WORDS, WIDTH, sparse=True)),
+    "EmbeddingBag, sparse=True": lambda: Reader(
+        nn.EmbeddingBag(WORDS, WIDTH, sparse=True)
+    ),
     "called as a function": lambda: Bare(nn.Embedding(WORDS, WIDTH)),
     "most words in every batch": lambda: Reader(nn.Embedding(14, WIDTH)),
 }
@@ -91,7 +95,7 @@ def assert_same(ours, twin):
     for p, q in zip(ours[0].parameters(), twin[0].parameters(), strict=True):
         torch.testing.assert_close(p, q, **CLOSE)
     found, expected = (run[1].stats.kept_norm for run in (ours, twin))
-    assert found == pytest.approx(expected, abs=1e-12)
+    assert found == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -105,6 +109,18 @@ def test_nor_with_any_option(options, monkeypatch):
     make, chosen = MODELS["Embedding"], OPTIONS[options]
     runs = [trained(make, chosen, large, monkeypatch) for large in (1, 1 << 60)]
     assert_same(*runs)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_filtered_as_dense_ones(kind, options, monkeypatch):
+    def run(sparse):
+        def make():
+            return Reader(kind(WORDS, WIDTH, sparse=sparse))
+
+        return trained(make, OPTIONS[options], 1, monkeypatch)
+
+    assert_same(run(True), run(False))
 
 
 def test_nor_where_gradients_are_accumulated(monkeypatch):

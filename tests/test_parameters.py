@@ -87,18 +87,17 @@ def test_lazy_parameters_without_a_shape_are_refused_by_name():
         Layout(nn.LazyLinear(3))
 
 
-def test_sparse_gradients_are_refused_by_name():
-    model = nn.Embedding(5, 2, sparse=True)
-    model(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match="gradient of 'weight' is sparse"):
-        Layout(model).gather()
-
-
-def test_a_sparse_gradient_among_dense_ones_is_refused_by_name():
-    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 3))
-    model(torch.tensor([1])).sum().backward()
-    with pytest.raises(RuntimeError, match=r"gradient of '0\.weight' is sparse"):
-        Layout(model).gather()
+@pytest.mark.parametrize(
+    "others", [[], [nn.Linear(2, 3)]], ids=["alone", "with others"]
+)
+def test_a_sparse_gradient_becomes_dense(others):
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True), *others)
+    model(torch.tensor([1, 3])).sum().backward()
+    expected = model[0].weight.grad.to_dense()
+    layout = Layout(model)
+    torch.testing.assert_close(layout.gather()[:10].view(5, 2), expected)
+    layout.scatter_(torch.ones(layout.dim))
+    assert torch.equal(model[0].weight.grad, torch.ones(5, 2))
 
 
 def test_a_model_moved_after_attaching_is_named():

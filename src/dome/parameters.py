@@ -111,19 +111,29 @@ class Layout:
         return reduce(torch.promote_types, {p.dtype for p in self.parameters})
 
     def gather(self) -> Tensor:
-        """The gradient in ``.grad`` as one vector (D,); a missing one is zero."""
-        grads = [
-            torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
-        ]
+        """The gradient in ``.grad`` as one vector (D,); a missing one is zero.
+
+        A sparse one is made dense: filtered, it has numbers in every row.
+        """
+        grads = self._grads()
         try:
             flat = flattened(grads)
         except RuntimeError:
+            for p in self.parameters:
+                if p.grad is not None and p.grad.is_sparse:
+                    p.grad = p.grad.to_dense()
+            grads = self._grads()
             self._check(grads)
-            raise
+            flat = flattened(grads)
         if flat.device != self.device:
             self._check(grads)
         # Of a single tensor it is a view.
         return flat.clone() if len(grads) == 1 else flat
+
+    def _grads(self) -> list[Tensor]:
+        return [
+            torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters
+        ]
 
     def dense_grads(self, dtype: torch.dtype) -> dict[int, Tensor] | None:
         """What is in ``.grad``, by first column; None where it must be gathered.
@@ -147,13 +157,8 @@ class Layout:
         return [s.shape for s in self.slots if block.start <= s.start < block.stop]
 
     def _check(self, grads: list[Tensor]) -> None:
-        """Refuse gradients that are no part of one dense vector."""
+        """Refuse gradients that are on another device."""
         for gradient, slot in zip(grads, self.slots, strict=True):
-            if gradient.is_sparse:
-                raise RuntimeError(
-                    f"the gradient of {slot.name!r} is sparse, and a basis is dense: "
-                    f"make its embedding with sparse=False"
-                )
             if gradient.device != self.device:
                 raise RuntimeError(
                     f"the gradient of {slot.name!r} is on {gradient.device}, the basis "

@@ -32,6 +32,7 @@ from dome.compression import (
 )
 from dome.compression.message import FRONT_BYTES
 from dome.reference import per_sample_loop
+from dome.samples.store import group
 
 CHECKS = {}
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
@@ -132,6 +133,42 @@ def assert_same_stats(one, other, dtype, names):
 @check
 def per_sample_equals_one_process_with_the_whole_batch(place):
     assert compare_with_one_process(place, 24) < 1e-9
+
+
+def text_batches(num, size):
+    random = rng()
+    for _ in range(num):
+        some = torch.randperm(40, generator=random)[:12]
+        picks = torch.randint(12, (size, 4), generator=random)
+        yield some[picks], torch.randint(3, (size,), generator=random)
+
+
+def reader():
+    torch.manual_seed(0)
+    words = nn.EmbeddingBag(40, 5)
+    return nn.Sequential(words, nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+@check
+def words_of_large_embeddings_equal_one_process_that_keeps_them_all(place):
+    large = group.LARGE
+    for options in ({}, {"layout": "layerwise"}, {"samples": "worker"}):
+        group.LARGE = 1 << 60
+        one = reader()
+        one_optimizer = sgd(one)
+        kinds = {"samples": "microbatch"} if "samples" in options else options
+        dome.attach(one, one_optimizer, 2, **kinds)
+        group.LARGE = 1
+        model, optimizer, _ = start(place, 2, model=reader(), **options)
+        for x, y in text_batches(5, 12):
+            step(model, optimizer, mine(place, x), mine(place, y))
+            one_optimizer.zero_grad()
+            parts = place.size if "samples" in options else 1
+            for some, classes in zip(x.chunk(parts), y.chunk(parts), strict=True):
+                (cross_entropy(one(some), classes) / parts).backward()
+            one_optimizer.step()
+            torch.testing.assert_close(flat(model), flat(one), rtol=1e-11, atol=1e-11)
+    group.LARGE = large
 
 
 class Checkpointed(nn.Module):

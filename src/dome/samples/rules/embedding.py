@@ -32,11 +32,12 @@ def embedding(
     sparse: bool = False,
 ) -> Tensor:
     """``F.embedding``: input (...) of indices, weight (V, E)."""
-    _refuse(trace, weight, scale_grad_by_freq, sparse)
+    _refuse(trace, weight, scale_grad_by_freq)
     axis = trace.place(input)
     if axis is None:
         raise trace.lost(f"an embedding of {tuple(input.shape)}", weight)
-    del max_norm, norm_type
+    # Once filtered, a gradient has numbers in every row: it is dense from the start.
+    del max_norm, norm_type, sparse
     padding = -1 if padding_idx is None else padding_idx % len(weight)
     axis = axis.deeper()
     site = Site(axis, trace.sink(weight), None)
@@ -78,7 +79,8 @@ def embedding_bag(
     padding_idx: int | None = None,
 ) -> Tensor:
     """``F.embedding_bag`` of bags (N, T), or of flat indices with offsets."""
-    _refuse(trace, weight, scale_grad_by_freq, sparse)
+    _refuse(trace, weight, scale_grad_by_freq)
+    del sparse
     factors, keep = per_sample_weights, None
     with trace.resume():
         if offsets is not None:
@@ -121,14 +123,13 @@ def _reduced(values: Tensor, keep: Tensor | None, mode: str) -> Tensor:
     return total if mode == "sum" else total / keep.sum(1, keepdim=True).clamp(min=1)
 
 
-def _refuse(trace: Trace, weight: Tensor, by_frequency: bool, sparse: bool) -> None:
-    for refused, option in ((sparse, "sparse"), (by_frequency, "scale_grad_by_freq")):
-        if refused:
-            raise RuntimeError(
-                f"{trace.layer(weight)} has {option}=True, which per-sample gradients "
-                f"do not support: construct it with {option}=False, or use "
-                'samples="microbatch"'
-            )
+def _refuse(trace: Trace, weight: Tensor, by_frequency: bool) -> None:
+    if by_frequency:
+        raise RuntimeError(
+            f"{trace.layer(weight)} has scale_grad_by_freq=True, which per-sample "
+            f"gradients do not support: construct it with scale_grad_by_freq=False, or "
+            'use samples="microbatch"'
+        )
 
 
 class _Embedding(Function):
