@@ -140,3 +140,20 @@ def test_the_search_finds_what_users_look_for(site, browser):  # noqa: F811
             page.keyboard.type(words)
             page.wait_for_function(f'({FOUND})().includes("{place}")')
         page.close()
+
+
+# The tables of claims and pictures are looked up, not read.
+APPENDIX = DOCS / "results" / "appendix.md"
+
+
+def test_no_page_is_higher_than_six_thousand_pixels(site, browser):  # noqa: F811
+    found = {}
+    with served(site) as address:
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        for source in sorted(DOCS.rglob("*.md")):
+            name = source.relative_to(DOCS).with_suffix(".html")
+            page.goto(f"{address}/{name}")
+            found[source] = page.evaluate("document.documentElement.scrollHeight")
+        page.close()
+    assert found.pop(APPENDIX) > 6000
+    assert not {source: height for source, height in found.items() if height > 6000}
