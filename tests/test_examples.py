@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
-WITH_WORKERS = ("distributed.py", "fully_shard.py")  # see tests/distributed
+WITH_WORKERS = (
+    "comm_hook.py",
+    "distributed.py",
+    "fully_shard.py",
+)  # see tests/distributed
 # As many steps as the directions need before they filter, and two; forty by default.
 OPTIONS = {"language_model.py": ["--steps", "12"]}
 ALONE = [path for path in EXAMPLES if path.name not in WITH_WORKERS]

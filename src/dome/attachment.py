@@ -79,6 +79,13 @@ def check_optimizer(model: object, optimizer: Optimizer) -> None:
             f"attach(model, optimizer, rank)"
         )
     check_model(model)
+    # By name, which says it without DeepSpeed: of stages 1 to 3, and their kinds.
+    if "ZeROOptimizer" in [kind.__name__ for kind in type(optimizer).__mro__]:
+        raise ValueError(
+            f"{type(optimizer).__name__} is DeepSpeed's ZeRO, which reduces and cuts "
+            f"gradients during backward(): use DistributedDataParallel, or fully_shard "
+            f"in the place of ZeRO, with dome.distributed.attach"
+        )
     if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
         raise ValueError(
             f"optimizer must be a torch.optim.Optimizer, got {kind_of(optimizer)}"

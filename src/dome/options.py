@@ -278,7 +278,7 @@ class FilterOptions:
     def source_for(
         self, model: nn.Module, layout: Layout, use: Use | None = None
     ) -> SampleSource:
-        """Where samples of a model's parameters come from; ``use`` for a stream."""
+        """Where samples of a model's parameters come from; ``use`` takes a stream."""
         return source_for(
             self.samples,
             model,
@@ -288,7 +288,7 @@ class FilterOptions:
             allow_mixing=self.allow_mixing,
             ignore_penalty=self.ignore_penalty,
             direction_rank=self.direction_rank,
-            use=use if self.stream else None,
+            use=use,
         )
 
     def tracker_for(self, dim: int, rank: int, **where: Any) -> Tracker:  # noqa: ANN401

@@ -119,7 +119,7 @@ class Alone:
         # Of the bases: the model may be converted to another later.
         self._dtype = options.basis_dtype or layout.dtype
         self.tracker = make_tracker(layout, options)
-        self.source = options.source_for(model, layout, use)
+        self.source = options.source_for(model, layout, use if options.stream else None)
         self.masks = Masks(layout)
         self.attached: Sequence[Attached] = (self.source, self.masks)
 

@@ -12,6 +12,7 @@ SHARDED = ("examples/fully_shard.py", "--epochs", 1, "--folder", "../saved")
 TABLE = ("--scale", "smoke", "--seeds", 1, "--ways", "hadamard own")
 STARTS = {
     "example": (2, "examples/distributed.py", "--epochs", 3, *WAYS),
+    "hook": (2, "examples/comm_hook.py"),
     "two": (2, *SHARDED),
     "one": (1, *SHARDED),
     "table": (2, "benchmarks/workers_mnist.py", *TABLE, "--out", "rows.jsonl"),
@@ -44,6 +45,13 @@ def test_the_example_prints_what_each_way_sends(said):
     assert shares["DDP"] == 1
     assert 1 < shares["worker"] < 1.02
     assert 0 < shares["sketch"] < 0.002
+
+
+def test_the_example_of_the_hook_trains(said):
+    (line,) = said("hook")[0].splitlines()
+    assert line.startswith("2 workers, step 60: kept 0.")
+    accuracy = float(line.split("accuracy ")[1].split(",")[0])
+    assert accuracy > 0.3  # a guess is 0.1
 
 
 def test_the_example_of_fully_shard_goes_on_with_fewer_workers(said):

@@ -21,6 +21,7 @@ from dome.filter import GradientFilter
 from dome.newcomers import Newcomers, held_by
 from dome.options import FilterOptions, Options
 from dome.parameters import Layout
+from dome.samples.tracing.refuse import check_not_deepspeed
 from dome.world import World
 
 SAMPLES = {"per_sample": "per_sample", "worker": "microbatch"}
@@ -70,6 +71,7 @@ def attach(
     """
     check_optimizer(model, optimizer)
     check_compressor(compressor)
+    owner = "dome.distributed.attach"
     given: dict[str, Any] = {**options}
     if given.pop("scaler", None) is not None:
         raise ValueError(
@@ -82,13 +84,13 @@ def attach(
                 "a compressor needs the whole gradient, which no worker of fully_shard "
                 "has: use DistributedDataParallel, or leave the compressor out"
             )
-        chosen = _options(rank, "worker", given)
+        chosen = named_options(owner, rank, "worker", given)
         world: World = FullyShard(model, held_by(optimizer), chosen, samples)
         module = model
     else:
-        ddp = _wrapped(model)
+        ddp = in_ddp(model)
         parameters = _parameters(ddp, optimizer)
-        chosen = _options(rank, samples, given)
+        chosen = named_options(owner, rank, samples, given)
         world = _ddp_world(ddp, parameters, chosen, compressor, share)
         module = ddp.module
     grad_filter = GradientFilter.in_world(world)
@@ -96,13 +98,14 @@ def attach(
     return grad_filter
 
 
-def _options(
-    rank: int | Mapping[str, int], samples: str, options: Mapping[str, Any]
+def named_options(
+    owner: str, rank: int | Mapping[str, int], samples: str, options: Mapping[str, Any]
 ) -> FilterOptions:
+    """The options given by keywords to ``owner``, in words of workers."""
     if samples not in SAMPLES:
         raise ValueError(f"samples must be one of {tuple(SAMPLES)}, got {samples!r}")
     more = {"rank": rank, "samples": SAMPLES[samples]}
-    chosen = FilterOptions.named("dome.distributed.attach", {**options, **more})
+    chosen = FilterOptions.named(owner, {**options, **more})
     if chosen.stream:
         raise ValueError(
             "stream=True is not supported across workers: leave it out, since workers "
@@ -177,7 +180,7 @@ def _parameters(model: DistributedDataParallel, optimizer: Optimizer) -> list[Te
     return held
 
 
-def _wrapped(model: nn.Module) -> DistributedDataParallel:
+def in_ddp(model: nn.Module) -> DistributedDataParallel:
     """The model; refused by name if it is not in ``DistributedDataParallel``."""
     if isinstance(model, DistributedDataParallel):
         return model
@@ -186,6 +189,7 @@ def _wrapped(model: nn.Module) -> DistributedDataParallel:
             "FullyShardedDataParallel is the first FSDP, which hides the parameters "
             "that a basis belongs to: use fully_shard (FSDP2)"
         )
+    check_not_deepspeed(model)
     if any(hasattr(p, "device_mesh") for p in model.parameters()):
         raise ValueError(
             "the model is split by tensor parallelism, which is not supported: use "

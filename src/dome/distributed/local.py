@@ -96,7 +96,7 @@ def check_no_hook(model: DistributedDataParallel) -> None:
     if name is not None:
         raise ValueError(
             f"this DDP model has the communication hook {name!r}, which would not run: "
-            "a filter sends gradients itself. Wrap the module without it, and give "
-            "dome.distributed.attach a compressor=..., such as "
-            "dome.compression.PowerSGD; or what it does to a gradient as after=..."
+            "a filter sends gradients itself. Wrap the module without it. To have "
+            "both, model.register_comm_hook(dome.distributed.HookState(model, rank, "
+            f"inner={name}, inner_state=...), dome.distributed.hook)"
         )

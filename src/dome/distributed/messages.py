@@ -102,11 +102,11 @@ class Exchange:
     Args:
         compressor: What gradients are compressed with; every worker has its own.
         workers: The other workers.
-        layout: The parameters; those that have a gradient elsewhere get one here.
+        layout: Parameters that get a ``.grad`` here if they have one elsewhere.
     """
 
     def __init__(
-        self, compressor: Compressor, workers: Workers, layout: Layout
+        self, compressor: Compressor, workers: Workers, layout: Layout | None = None
     ) -> None:
         self._compressor, self._workers, self._layout = compressor, workers, layout
         if hasattr(compressor, "set_worker"):

@@ -156,6 +156,14 @@ class Workers:
             _all_gather(everyone, tensor, group=self.group)
         return everyone
 
+    def begin_gather(self, tensor: Tensor, kind: str) -> tuple[Tensor, dist.Work]:
+        """Begin to gather tensors (n,) of all workers as rows (P, n)."""
+        everyone = tensor.new_empty(self.size * len(tensor))
+        num_bytes = (self.size - 1) * tensor.nbytes
+        with self.sending(num_bytes, kind, f"the gathered {kind}"):
+            work = _all_gather(everyone, tensor, group=self.group, async_op=True)
+        return everyone.view(self.size, -1), work
+
     def broadcast_(self, tensor: Tensor, kind: str) -> None:
         """Overwrite a tensor by that of the first worker."""
         num_bytes = 0 if self.rank == self.size - 1 else tensor.nbytes

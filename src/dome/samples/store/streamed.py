@@ -243,8 +243,9 @@ class StreamedRows:
 def once_a_step(what: str) -> str:
     """The sentence for a step that is not one backward pass."""
     return (
-        "stream=True uses samples while backward() runs, once for every step: bases "
-        f"were turned by a backward pass whose step did not come, {what}. Call "
-        "optimizer.step() after each backward(), or leave stream out to accumulate "
-        "gradients or to skip steps"
+        "stream=True, and a communication hook, use samples while backward() runs, "
+        "once for every step: bases were turned by a backward pass whose step did not "
+        f"come, {what}. Call optimizer.step() after each backward(); to accumulate "
+        "gradients or to skip steps leave stream out, or give the hook's state "
+        'samples="worker"'
     )

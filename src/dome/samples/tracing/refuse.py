@@ -24,6 +24,7 @@ from dome.torch_private import AnyBatchNorm, is_compiled
 def check_one_process(model: nn.Module) -> None:
     """Raise ``ValueError`` if this model is spread over workers or devices."""
     wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    check_not_deepspeed(model)
     for module in model.modules():
         if isinstance(module, wrappers):
             raise ValueError(
@@ -37,6 +38,26 @@ def check_one_process(model: nn.Module) -> None:
     for name, p in model.named_parameters():
         if hasattr(p, "device_mesh"):
             raise ValueError(split_over_workers(f"parameter {name!r}"))
+
+
+def check_not_deepspeed(model: nn.Module) -> None:
+    """Raise ``ValueError`` for a model of DeepSpeed, or parameters cut by its ZeRO."""
+    instead = (
+        "before the filter could see whole gradients of this worker. Use "
+        "DistributedDataParallel, or fully_shard in the place of ZeRO, with "
+        "dome.distributed.attach"
+    )
+    for module in model.modules():
+        if type(module).__name__ in ("DeepSpeedEngine", "PipelineEngine"):
+            raise ValueError(
+                f"the model is a {type(module).__name__}: DeepSpeed reduces gradients "
+                f"during backward(), {instead}"
+            )
+    for name, p in model.named_parameters():
+        if hasattr(p, "ds_tensor"):
+            raise ValueError(
+                f"parameter {name!r} is cut by DeepSpeed's ZeRO (stage 3), {instead}"
+            )
 
 
 def split_over_workers(what: str) -> str:
