@@ -321,11 +321,12 @@ def with_layerwise_bases_a_bucket_is_sent_while_backward_goes_on(place):
             2, nn.Sequential(*layers), layout=layout, samples=samples, inner=spy
         )
         layers[0].weight.register_hook(lambda _, events=events: events.append("first"))
-        for x, y in batches(rng(), 3):
+        for number, (x, y) in enumerate(batches(rng(), 3)):
             events.clear()
             step(model, optimizer, mine(place, x), mine(place, y))
-            assert events.index("first") >= 2
-            assert events.count("sent") > events.index("first")
+            if number:  # at the first step DDP has one bucket
+                assert events.index("first") >= 2, events
+                assert events.count("sent") > events.index("first")
 
 
 @check
