@@ -15,7 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from dome import state as states
-from dome.diagnostics import FilterStats, collect_stats
+from dome.diagnostics import (
+    FilterStats,
+    collect_stats,
+    warn_of_random_directions,
+)
 from dome.diagnostics.averages import Averages
 from dome.hooking import Hooked
 from dome.masks import Masks
@@ -29,6 +33,7 @@ from dome.trackers import Tracker
 from dome.trackers.blocks import Blockwise
 from dome.world import Alone, Samples, World
 
+STEPS_TO_FILL = 20  # with directions that samples determine, before a warning
 RANGE = (1e-12, 1e12)  # of norms whose squares float32 can add up
 
 
@@ -120,6 +125,10 @@ class GradientFilter(Hooked):
         self._filter(strength)  # 8, 9
         self._average(strength, num_rows)
         self._num_steps, self._observed = step + 1, False
+        # Other trackers do not fill up what samples leave open.
+        fills = self._options.tracker == "power" and strength > 0
+        if fills and step + 1 == self._options.warmup + STEPS_TO_FILL:
+            warn_of_random_directions(list(self.trackers.values()), STEPS_TO_FILL)
         self._source.arm(self._options.takes_samples(step + 1))
         self._seconds = time.perf_counter() - start + self._streaming
         self._streaming, self._stats = 0.0, None

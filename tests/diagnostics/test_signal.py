@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 from models import batches, small_classifier
-from reference import center, fraction, projector
+from reference import fraction, projector
 from torch.nn.functional import cross_entropy
 
 import dome
@@ -90,28 +90,42 @@ def test_stats_have_what_explicit_projections_give(rng, layout, tracker, size):
     model = small_classifier()
     options = {"layout": layout, "tracker": tracker, "basis_dtype": torch.float64}
     grad_filter = dome.GradientFilter(model, 3, **options)
+    seen = []
     for x, y in batches(rng, 4, size):
         G = dome.per_sample_gradients(model, cross_entropy, x, y)
+        blocks = [projector(t.basis) for t in grad_filter.trackers.values()]
+        # What the filter had before this batch turned it.
+        seen.append((G, G - G @ torch.block_diag(*blocks)))
         model.zero_grad()
         cross_entropy(model(x), y).backward()
         grad_filter.step()
+    stats = grad_filter.stats
+    # The first batch is removed with a basis of its own alone.
+    before, after = (averaged(rows) for rows in zip(*seen[1:], strict=True))
+    assert stats.signal == pytest.approx(before.signal, rel=1e-6)
+    assert stats.noise == pytest.approx(before.noise, rel=1e-6)
+    assert stats.signal_to_noise == pytest.approx(before.ratio, rel=1e-6)
+    assert stats.signal_to_noise_after == pytest.approx(after.ratio, rel=1e-6)
     blocks = [projector(t.basis) for t in grad_filter.trackers.values()]
-    left = G - G @ torch.block_diag(*blocks)
-    for rows, found in (
-        (G, grad_filter.stats.signal_to_noise),
-        (left, grad_filter.stats.signal_to_noise_after),
-    ):
-        noise = center(rows).square().sum() / (size * (size - 1))
-        signal = rows.mean(dim=0).square().sum() - noise
-        assert found == pytest.approx(float(signal / noise), rel=1e-6)
-    kept = grad_filter.stats.kept_norm
-    removed = (G - left).mean(dim=0).square().sum() / G.mean(dim=0).square().sum()
-    assert grad_filter.stats.removed_share == pytest.approx(float(removed))
-    assert grad_filter.stats.removed_share == 1 - kept**2
+    removed = (G @ torch.block_diag(*blocks)).mean(dim=0).square().sum()
+    share = removed / G.mean(dim=0).square().sum()
+    assert stats.removed_share == pytest.approx(float(share))
+    assert stats.removed_share == 1 - stats.kept_norm**2
+
+
+def averaged(batches):
+    """Signal and noise, each averaged; a batch weighs 0.99 of the one after it."""
+    found = [signal_to_noise(rows) for rows in batches]
+    weights = [0.99 ** (len(found) - i) for i in range(len(found))]
+    signal = sum(w * f.signal for w, f in zip(weights, found, strict=True))
+    noise = sum(w * f.noise for w, f in zip(weights, found, strict=True))
+    return SignalToNoise(signal / sum(weights), noise / sum(weights))
 
 
 def test_stats_before_the_first_sample_have_no_signal():
     stats = dome.GradientFilter(small_classifier(), 3).stats
+    assert math.isnan(stats.signal)
+    assert math.isnan(stats.noise)
     assert math.isnan(stats.signal_to_noise)
     assert math.isnan(stats.signal_to_noise_after)
     assert stats.removed_share == 0
@@ -134,3 +148,37 @@ def test_captured_fraction_tells_its_arguments_apart(rng):
     with pytest.deprecated_call(match=r"takes \(basis, samples\) now"):
         old = captured_fraction(captured, total)
     torch.testing.assert_close(old, captured_fraction(U, G))
+
+
+def trained(rng, num_steps, rank, size, **options):
+    model = small_classifier()
+    grad_filter = dome.GradientFilter(model, rank, **options)
+    for x, y in batches(rng, num_steps, size):
+        model.zero_grad()
+        cross_entropy(model(x), y).backward()
+        grad_filter.step()
+    return grad_filter
+
+
+@pytest.mark.parametrize("options", [{}, {"direction_rank": 2}, {"warmup": 5}])
+def test_removing_random_directions_is_said_once(rng, options):
+    first = 20 + options.get("warmup", 0)
+    words = r"after 20 filtered steps, samples have determined \d+ of 60 directions"
+    with pytest.warns(RuntimeWarning, match=words) as warned:
+        trained(rng, first + 30, 60, 2, **options)
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"size": 12},  # directions are known in time
+        {"rank": 8},
+        {"tracker": "svd"},  # what is not known is not removed
+        {"strength": 0.0},
+    ],
+)
+def test_no_random_directions_no_warning(rng, options):
+    chosen = {"rank": 60, "num_steps": 25, "size": 2} | options
+    # A warning is an error in these tests.
+    assert trained(rng, **chosen).stats.step == 25

@@ -23,7 +23,11 @@ from dome.diagnostics.spectrum import (
     covariance_eigenvalues,
     data_spectrum,
 )
-from dome.diagnostics.stats import FilterStats, collect_stats
+from dome.diagnostics.stats import (
+    FilterStats,
+    collect_stats,
+    warn_of_random_directions,
+)
 
 __all__ = [
     "Drift",
@@ -47,4 +51,5 @@ __all__ = [
     "signal_to_noise",
     "subspace_overlap",
     "suggest_rank",
+    "warn_of_random_directions",
 ]

@@ -81,13 +81,17 @@ class AveragedNumbers:
     """The averaged fields of ``FilterStats``, NaN where nothing was counted.
 
     Attributes:
-        ratio: Signal over noise of the mean of a batch.
+        signal: ‖μ‖² of the mean of a batch.
+        noise: tr Σ / B of it.
+        ratio: Signal over noise.
         ratio_outside: The same outside U.
         scale_inside: Noise scale inside U.
         scale_outside: The same outside U.
         bytes_factor: 1 / mean of kept_norm².
     """
 
+    signal: float
+    noise: float
     ratio: float
     ratio_outside: float
     scale_inside: float
@@ -101,6 +105,8 @@ class AveragedNumbers:
             known.get(f"average {i}", math.nan) for i in range(7)
         )
         return AveragedNumbers(
+            signal=signal + signal_out,
+            noise=noise + noise_out,
             ratio=_over(signal + signal_out, noise + noise_out),
             ratio_outside=_over(signal_out, noise_out),
             scale_inside=_over(max(trace, 0.0), max(signal, 0.0)),

@@ -4,6 +4,7 @@ Shapes: samples g_b (D,), b = 1..B; the basis U (D, K), block-diagonal when laye
 """
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor
 
 from dome.diagnostics.averages import AveragedNumbers, Averages
-from dome.diagnostics.signal import fraction_of, from_squares
+from dome.diagnostics.signal import fraction_of
 from dome.trackers import Tracker, Update
+
+WELL_BELOW = 0.5  # of the rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +30,17 @@ class FilterStats:
             20th after it, with the span from before it, of this worker's samples.
         kept_norm: ‖filtered g‖ / ‖g‖, before anything in ``after``; 1 while warming up.
         removed_share: How much of ‖g‖² was removed, 1 − kept_norm².
-        signal_to_noise: Of the batch gradient before filtering, at the last step that
-            took samples: estimates of ‖μ‖² over tr Σ / B (``SignalToNoise``). Negative
-            where noise hides the signal.
-        signal_to_noise_after: The same of g − U Uᵀ g. The basis has seen the samples,
-            so that this is what the filter did to them, not what it would do to others.
-            With ``direction_rank`` both are averaged, as the noise scales are.
+        signal: Of the batch gradient before filtering: an estimate of ‖μ‖², averaged
+            over the last 100 steps. Negative where noise hides it; NaN before the
+            second step with samples.
+        noise: The same of tr Σ / B.
+        signal_to_noise: ``signal / noise``.
+        signal_to_noise_after: The same of what the filter keeps, of batches that the
+            span had not seen. Above ``signal_to_noise``, the filter removes more noise
+            than signal.
         noise_scale_inside: Gradient noise scale tr Σ / ‖μ‖² of what the filter removes,
             in samples of the data: the size of a batch whose mean has as much noise as
-            signal. Of batches that the span had not seen, numerator and denominator
-            averaged over the last 100 steps; infinite where no signal shows, NaN before
-            the second step with samples.
+            signal. Averaged like the two above; infinite where no signal shows.
         noise_scale_outside: The same of what the filter keeps.
         bytes_factor: 1 / mean of kept_norm² over the last 100 filtered steps: how many
             times harder an unbiased compressor may compress behind the filter, for as
@@ -55,6 +58,8 @@ class FilterStats:
     fraction: float
     kept_norm: float
     removed_share: float
+    signal: float
+    noise: float
     signal_to_noise: float
     signal_to_noise_after: float
     noise_scale_inside: float
@@ -100,16 +105,15 @@ def collect_stats(
     before, after = known.get("before", 1.0), known.get("after", 1.0)
     kept = after / before if before > 0 else 1.0
     averaged = AveragedNumbers.of(known)
-    ratios = averaged.ratio, averaged.ratio_outside
-    if updates and {"length", "inside"} <= known.keys():
-        ratios = _signal_to_noise(known, len(updates[-1].total))
     return FilterStats(
         step=step,
         fraction=known.get("fraction", math.nan),
         kept_norm=kept,
         removed_share=1 - kept**2,
-        signal_to_noise=ratios[0],
-        signal_to_noise_after=ratios[1],
+        signal=averaged.signal,
+        noise=averaged.noise,
+        signal_to_noise=averaged.ratio,
+        signal_to_noise_after=averaged.ratio_outside,
         noise_scale_inside=averaged.scale_inside,
         noise_scale_outside=averaged.scale_outside,
         bytes_factor=averaged.bytes_factor,
@@ -133,20 +137,10 @@ def _sums_over_blocks(updates: Sequence[Update]) -> dict[str, Tensor]:
     """The projector is block-diagonal: squared norms add up over blocks."""
     captured = torch.stack([u.captured for u in updates]).sum(dim=0)
     total = torch.stack([u.total for u in updates]).sum(dim=0)
-    sums = {
+    return {
         "fraction": fraction_of(captured, total),
         "drift": torch.stack([u.drift for u in updates]).square().mean().sqrt(),
-        "all": total.sum(),
-        "kept": (total - captured).sum(),
     }
-    means = [(u.mean_total, u.mean_captured) for u in updates]
-    for name, column in zip(
-        ("length", "inside"), zip(*means, strict=True), strict=True
-    ):
-        there = [mean for mean in column if mean is not None]
-        if len(there) == len(updates):
-            sums[name] = torch.stack(there).sum()
-    return sums
 
 
 def _numbers(scalars: Mapping[str, Tensor]) -> dict[str, float]:
@@ -157,11 +151,21 @@ def _numbers(scalars: Mapping[str, Tensor]) -> dict[str, float]:
     return dict(zip(scalars, numbers, strict=True))
 
 
-def _signal_to_noise(known: Mapping[str, float], B: int) -> tuple[float, float]:
-    """Signal over noise before the filter and after it; NaN of one sample."""
-    if B < 2:
-        return math.nan, math.nan
-    length, outside = known["length"], known["length"] - known["inside"]
-    before = from_squares(known["all"] - B * length, length, B)
-    after = from_squares(known["kept"] - B * outside, outside, B)
-    return before.ratio, after.ratio
+def warn_of_random_directions(trackers: Sequence[Tracker], num_steps: int) -> None:
+    """Say it if most of what is removed was not determined by samples.
+
+    Args:
+        trackers: Those that fill up what samples leave open with random directions.
+        num_steps: How many steps have removed it.
+    """
+    rank = sum(len(tracker.eigenvalues) for tracker in trackers)
+    known = sum(tracker.effective_rank for tracker in trackers)
+    if known < WELL_BELOW * rank:
+        warnings.warn(
+            f"after {num_steps} filtered steps, samples have determined {known:.0f} of "
+            f"{rank} directions: the others are random, and are removed all the same. "
+            f"An update adds at most one less than it has samples: use a smaller rank, "
+            f"larger batches, or warmup=..., steps that only watch",
+            RuntimeWarning,
+            stacklevel=2,
+        )

@@ -99,7 +99,7 @@ def _attach(
         basis=run.basis or "released",
         target_epsilon=run.epsilon,
         target_delta=DELTA,
-        steps=run.epochs * int(1 / rate + 1e-9),
+        epochs=run.epochs,
         update_every=UPDATE_EVERY if run.basis == "released" else run.update_every,
         generator=generator(run.seed, SAMPLE_ORDER),
         **options,
