@@ -24,7 +24,14 @@ if TYPE_CHECKING:
     )
     from dome.attachment import attach
     from dome.filter import GradientFilter
-    from dome.planning import Plan, WorkersPlan, plan, plan_workers
+    from dome.planning import (
+        Plan,
+        Suggestion,
+        WorkersPlan,
+        plan,
+        plan_workers,
+        suggest,
+    )
     from dome.recording import Recorder
     from dome.samples import per_sample_gradients, sample_gradients, sample_rule
     from dome.trackers import IncrementalSVD, StreamingPower
@@ -37,6 +44,7 @@ _HOMES = {
     "Recorder": "dome.recording",
     "Report": "dome.verification",
     "StreamingPower": "dome.trackers",
+    "Suggestion": "dome.planning",
     "WorkersPlan": "dome.planning",
     "attach": "dome.attachment",
     "compression": "dome.compression",
@@ -50,6 +58,7 @@ _HOMES = {
     "privacy": "dome.privacy",
     "reference": "dome.reference",
     "sample_rule": "dome.samples",
+    "suggest": "dome.planning",
     "testing": "dome.testing",
     "sample_gradients": "dome.samples",
     "verify": "dome.verification",
@@ -62,6 +71,7 @@ __all__ = [
     "Recorder",
     "Report",
     "StreamingPower",
+    "Suggestion",
     "WorkersPlan",
     "attach",
     "compression",
@@ -76,6 +86,7 @@ __all__ = [
     "reference",
     "sample_gradients",
     "sample_rule",
+    "suggest",
     "testing",
     "verify",
 ]

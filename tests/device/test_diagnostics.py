@@ -31,7 +31,6 @@ def of_samples(G):
         "spectrum": spectrum.eigenvalues,
         "outliers": spectrum.outliers,
         "share": spectrum.share(3),
-        "rank": dataclasses.astuple(spectrum.suggested_rank(3)),
         "gap": dataclasses.astuple(spectrum.eigengap),
         "entropy rank": float(diagnostics.entropy_rank(values)),
         "values": values,

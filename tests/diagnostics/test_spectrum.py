@@ -14,6 +14,7 @@ from dome.diagnostics import (
     knee,
     suggest_rank,
 )
+from dome.diagnostics.rank import rank_of
 
 INDEX = torch.arange(1, 401, dtype=torch.float64)
 
@@ -115,7 +116,7 @@ def test_the_knee_and_the_gap_are_after_the_outliers(num):
     ],
 )
 def test_the_suggestion_says_where_it_comes_from(num, num_classes, rank, source):
-    suggested = suggest_rank(outliers_on_a_bulk(num), num_classes)
+    suggested = rank_of(outliers_on_a_bulk(num), num_classes)
     assert (suggested.rank, suggested.source, suggested.knee) == (rank, source, num)
     assert str(rank) in str(suggested)
     assert "knee" in str(suggested)
@@ -127,7 +128,7 @@ def test_the_suggestion_says_where_it_comes_from(num, num_classes, rank, source)
 )
 def test_without_a_knee_the_classes_decide(known, num_classes, rank, source):
     values = torch.ones(known)
-    suggested = suggest_rank(values, num_classes)
+    suggested = rank_of(values, num_classes)
     assert (suggested.rank, suggested.source) == (rank, source)
     assert suggested.knee is None
     assert "lack of a knee" in str(suggested)
@@ -150,6 +151,15 @@ def test_the_old_name_of_entropy_rank_warns(rng):
         assert spectrum.effective_rank == spectrum.entropy_rank
 
 
+def test_the_names_that_dome_suggest_replaces_warn(rng):
+    values = outliers_on_a_bulk(9)
+    with pytest.deprecated_call(match="suggest_rank is replaced by dome.suggest"):
+        assert suggest_rank(values, 10) == rank_of(values, 10)
+    spectrum = batch_spectrum(torch.randn(40, 50, generator=rng))
+    with pytest.deprecated_call(match="suggested_rank is replaced by dome.suggest"):
+        assert spectrum.suggested_rank().rank > 0
+
+
 def test_a_spectrum_is_printed_in_a_few_lines(rng):
     scales = torch.ones(300, dtype=torch.float64)
     scales[:3] = 20.0
@@ -160,7 +170,7 @@ def test_a_spectrum_is_printed_in_a_few_lines(rng):
     assert "199 eigenvalues from 200 samples" in shown
     assert f"2: {spectrum.share(2):.0%}, 5: {spectrum.share(5):.0%}" in shown
     assert "3 outliers" in shown
-    assert "suggested rank 3, the knee of the spectrum" in shown
+    assert "rank 3, the knee of the spectrum" in shown
     assert repr(spectrum) == "Spectrum(num_samples=200)"
     assert "do not differ" in str(batch_spectrum(torch.ones(5, 3)))
 
@@ -175,9 +185,9 @@ def test_a_spectrum_is_printed_in_a_few_lines(rng):
 )
 def test_eigenvalues_that_are_none_are_refused(values, message):
     with pytest.raises(ValueError, match=message):
-        suggest_rank(torch.tensor(values))
+        rank_of(torch.tensor(values))
 
 
 def test_one_class_is_refused():
     with pytest.raises(ValueError, match="num_classes must be at least 2, got 1"):
-        suggest_rank(INDEX**-1, 1)
+        rank_of(INDEX**-1, 1)

@@ -110,7 +110,40 @@ def knee(eigenvalues: Tensor) -> int | None:
     return int(above.nonzero().max()) + 1 if above.any() else None
 
 
+def slope_of(variances: Tensor) -> float:
+    """Slope of a line through all on logarithmic axes: −p of a power law j^−p.
+
+    Args:
+        variances: In the order of their directions, shape (K,). Sorting held-out ones
+            would make a slope of their noise.
+    """
+    values = _checked(variances)
+    x = torch.arange(1, len(values) + 1, dtype=torch.float64).log()
+    positive = values > 0
+    return _line(x[positive], values[positive].log())[0]
+
+
 def suggest_rank(eigenvalues: Tensor, num_classes: int | None = None) -> SuggestedRank:
+    """How many directions to remove. Deprecated: ``dome.suggest`` says it.
+
+    It judges on samples that the eigenvalues do not come from. For the arguments and
+    the rule here see ``rank_of``.
+    """
+    warn_of_suggest("suggest_rank")
+    return rank_of(eigenvalues, num_classes)
+
+
+def warn_of_suggest(name: str) -> None:
+    """Say that ``dome.suggest`` has taken the place of a function."""
+    warnings.warn(
+        f"{name} is replaced by dome.suggest, which judges on batches that the basis "
+        f"has not seen",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+
+
+def rank_of(eigenvalues: Tensor, num_classes: int | None = None) -> SuggestedRank:
     """How many directions to remove: C, C², or as many as stand out.
 
     The knee decides. It is rounded to C or C² where it is within a factor of two of

@@ -18,7 +18,8 @@ from dome.diagnostics.rank import (
     eigengap,
     entropy_rank,
     knee,
-    suggest_rank,
+    rank_of,
+    warn_of_suggest,
 )
 from dome.samples import per_sample_gradients
 from dome.samples.batches import Batches, Data
@@ -58,7 +59,7 @@ class Spectrum:
             head,
             f"share of the first {shares}",
             f"entropy rank {self.entropy_rank:.1f}, {self.num_outliers} outliers",
-            f"suggested rank {self.suggested_rank()}",
+            f"rank {rank_of(self._first_half)}",
         ]
         return "\n".join(lines)
 
@@ -104,8 +105,9 @@ class Spectrum:
         return float(self.eigenvalues[:num].sum() / self.eigenvalues.sum())
 
     def suggested_rank(self, num_classes: int | None = None) -> SuggestedRank:
-        """How many directions to remove, and why."""
-        return suggest_rank(self._first_half, num_classes)
+        """How many directions to remove. Deprecated: ``dome.suggest`` says it."""
+        warn_of_suggest("suggested_rank")
+        return rank_of(self._first_half, num_classes)
 
     @property
     def _first_half(self) -> Tensor:

@@ -20,7 +20,7 @@ except ModuleNotFoundError as missing:
     ) from None
 
 from dome_lab import interrupts
-from dome_lab.cli import bench, demo, plan, report, reproduce, train
+from dome_lab.cli import bench, demo, plan, report, reproduce, suggest, train
 from dome_lab.cli.screen import OneLineErrors, console
 
 __all__ = ["app", "main"]
@@ -36,6 +36,7 @@ app.command("reproduce")(reproduce.command)
 app.command("train")(train.command)
 app.command("bench")(bench.command)
 app.command("plan")(plan.command)
+app.command("suggest")(suggest.command)
 app.command("report")(report.command)
 
 

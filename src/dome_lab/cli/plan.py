@@ -62,6 +62,16 @@ def _built_in(name: str) -> nn.Module:
 def _made(path: str) -> nn.Module:
     from torch import nn
 
+    made = load_object(path)
+    if not isinstance(made, nn.Module):
+        raise UserError(f"{path} gave a {type(made).__name__}, not a torch.nn.Module")
+    return made
+
+
+def load_object(path: str) -> object:
+    """A model, or what a function makes, by ``package.module:name``."""
+    from torch import nn
+
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute.isidentifier():
         raise UserError(f"{path!r} is no import path: write package.module:factory")
@@ -72,10 +82,7 @@ def _made(path: str) -> nn.Module:
             hint = _nearest(attribute, names)
             raise UserError(f"{module_name} has no {attribute!r}{hint}")
         found = getattr(module, attribute)
-        made = found if isinstance(found, nn.Module) else _called(path, found)
-    if not isinstance(made, nn.Module):
-        raise UserError(f"{path} gave a {type(made).__name__}, not a torch.nn.Module")
-    return made
+        return found if isinstance(found, nn.Module) else _called(path, found)
 
 
 def _imported(name: str) -> ModuleType:
