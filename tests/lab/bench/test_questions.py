@@ -71,6 +71,11 @@ def test_progress_never_goes_back(asked):
 
 
 @pytest.mark.slow
+def test_embeddings_compares_ours_with_the_plain_step(asked):
+    plain, ours = rows_of(asked, "embeddings")
+    assert plain["ratio"] == 1.0 < ours["ratio"]
+
+
 def test_step_cost_compares_every_variant_with_the_plain_step(asked):
     rows = {row["variant"]: row for row in rows_of(asked, "step_cost")}
     assert tuple(rows) == step_cost.VARIANTS
