@@ -93,7 +93,7 @@ def _ask(names: list[str], scale: str, out: Path, device: str) -> None:
     from dome_lab.cli.progress import simple_bar
 
     total = run.expected_seconds(names, scale)  # loads the questions, and torch
-    with working(), simple_bar() as bar:
+    with working(), simple_bar(total) as bar:
         task = bar.add_task("starting", total=total)
 
         def tell(what: str, behind: float) -> None:

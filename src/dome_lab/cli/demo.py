@@ -11,6 +11,7 @@ import typer
 from dome_lab.cli.screen import (
     check_folder,
     console,
+    kept_states,
     one_line_errors,
     show_path,
     users_values,
@@ -53,7 +54,7 @@ def command(
     """
     rows = out / "rows.jsonl"
     left = f"rows so far in {rows}; the same command goes on"
-    with one_line_errors(context, left):
+    with one_line_errors(context, left, lambda: kept_states(out.glob("*.state"))):
         check_folder(out)
         from dome_lab.paper import demo as experiment
         from dome_lab.paper.lock import locked

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich import progress
+from rich.text import Text
 
 from dome_lab import interrupts
 from dome_lab.cli.screen import console
@@ -15,9 +16,27 @@ if TYPE_CHECKING:
     from dome_lab.paper.jobs import Event
 
 
-def simple_bar(*, transient: bool = False) -> progress.Progress:
-    """A bar whose time left comes from its own speed; transient, it leaves no trace."""
-    return _bar(progress.TimeRemainingColumn(elapsed_when_finished=True), transient)
+class _TimeLeft(progress.TimeRemainingColumn):
+    """By the bar's own speed; what was expected, as long as it has none."""
+
+    def __init__(self, expected: float) -> None:
+        super().__init__(elapsed_when_finished=True)
+        self._expected = expected
+
+    def render(self, task: progress.Task) -> Text:
+        if task.time_remaining is None:
+            return Text(_clock(self._expected), style="progress.remaining")
+        return super().render(task)
+
+
+def simple_bar(expected: float, *, transient: bool = False) -> progress.Progress:
+    """A bar that soon knows its own speed.
+
+    Args:
+        expected: Seconds, until then.
+        transient: It leaves no trace.
+    """
+    return _bar(_TimeLeft(expected), transient)
 
 
 def followed(events: Iterable[Event], time_left: TimeLeft) -> Iterator[Event]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from dome_lab.cli.screen import (
     check_folder,
     console,
     duration,
+    kept_states,
     one_line_errors,
     show_path,
     use_data,
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 SCALES = ("smoke", "cpu", "full", "paper")
 ALL = "all"
+LEAST_HOURS = 0.05  # less would be told as 0.0 h
 
 
 def command(
@@ -68,7 +71,7 @@ def command(
     commands may share one folder: no run is computed twice.
     """
     left = f"what is finished is in {out}; the same command goes on"
-    with one_line_errors(context, left):
+    with one_line_errors(context, left, lambda: kept_states(out.glob("*/*.state"))):
         with users_values():
             names = _names(figures or [], scale, listing=list_)
             modules = {} if list_ else _modules(names, scale, figures or [])
@@ -156,8 +159,8 @@ def _show_list(names: list[str]) -> None:
     }
     console.print(figure_table(captions, SCALES, numbers))
     console.print(
-        "Runs, and hours of one core, estimated from earlier runs; with a + more runs "
-        "follow from the first."
+        "Runs, and seconds or hours of one core, estimated from earlier runs; with a "
+        "+ more runs follow from the first."
     )
     console.print("dome reproduce FIGURE ... --scale cpu, or: dome reproduce all")
 
@@ -168,10 +171,16 @@ def _runs_and_hours(module: FigureModule, scale: str) -> str:
     if scale not in module.SCALES:
         return "-"
     runs = module.runs(module.SCALES[scale])
-    hours = sum(map(guessed_seconds, runs)) / HOUR
+    seconds = sum(map(guessed_seconds, runs))
     # Of a figure with stages only the first one's runs are known beforehand.
     more = "+" if hasattr(module, "later_runs") else ""
-    return f"{len(runs)}{more}\n{hours:,.1f}{more} h"
+    is_short = seconds < LEAST_HOURS * HOUR
+    cost = (
+        f"{math.ceil(seconds)}{more} s"
+        if is_short
+        else f"{seconds / HOUR:,.1f}{more} h"
+    )
+    return f"{len(runs)}{more}\n{cost}"
 
 
 def _default_processes() -> int:
@@ -190,7 +199,8 @@ def _prepare(plan: Plan, scale: str, num_workers: int, *, yes: bool) -> None:
     total = len({job.key for figure in plan.figures for job in figure.jobs})
     there = total - len(plan.missing)
     if there:
-        console.print(f"Going on: {there} of {total} runs are there.")
+        states = kept_states(plan.figures[0].folder.glob("*.state"))
+        console.print(f"Going on: {there} of {total} runs are there{states}.")
     long = scale == "paper" and training_device().type == "cpu"
     if long and not yes and not _has_terminal():
         raise UserError(

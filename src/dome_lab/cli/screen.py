@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -58,11 +58,19 @@ class OneLineErrors(TyperGroup):
 
 
 @contextmanager
-def one_line_errors(context: typer.Context, left: str) -> Iterator[None]:
-    """Turn what can go wrong into one line and an exit code; ``left`` by Ctrl-C."""
+def one_line_errors(
+    context: typer.Context, left: str, kept: Callable[[], str] = str
+) -> Iterator[None]:
+    """Turn what can go wrong into one line and an exit code.
+
+    Args:
+        context: Of the command.
+        left: What Ctrl-C leaves, in words.
+        kept: Tells what else it leaves, once it was pressed.
+    """
     debug = bool(context.obj)
     try:
-        with _stopped(left):
+        with _stopped(left, kept):
             yield
     except typer.Exit:  # a RuntimeError, of all things
         raise
@@ -75,7 +83,7 @@ def one_line_errors(context: typer.Context, left: str) -> Iterator[None]:
 
 
 @contextmanager
-def _stopped(left: str) -> Iterator[None]:
+def _stopped(left: str, kept: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
@@ -83,7 +91,7 @@ def _stopped(left: str) -> Iterator[None]:
         if not (isinstance(error, KeyboardInterrupt) or interrupts.is_pending()):
             raise
         interrupts.arrived()
-        errors.print(f"stopped; {left}")
+        errors.print(f"stopped; {left}{kept()}")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -124,6 +132,14 @@ def check_folder(out: Path) -> None:
     except OSError as error:
         why = error.strerror
         raise UserError(f"--out {out} cannot be written to: {why}") from error
+
+
+def kept_states(paths: Iterable[Path]) -> str:
+    """What states of runs that are not finished take on disk; empty if none is."""
+    sizes = [path.stat().st_size for path in paths]
+    if not sizes:
+        return ""
+    return f"; {len(sizes)} kept .state, {sum(sizes) / 1e6:,.1f} MB, removed when done"
 
 
 def show_path(page: Path) -> None:

@@ -15,6 +15,7 @@ from dome_lab.cli.screen import (
     UserError,
     check_folder,
     console,
+    kept_states,
     one_line_errors,
     tell,
     use_data,
@@ -138,7 +139,7 @@ def command(
     left = "nothing of the run is kept: with --out whole epochs are"
     if out is not None:
         left = f"whole epochs are kept beside {out}; the same command goes on"
-    with one_line_errors(context, left):
+    with one_line_errors(context, left, lambda: _kept(out)):
         use_data(data_dir)
         import torch
 
@@ -174,6 +175,10 @@ def command(
         _check_file(out)
         with working():
             _train(run, out)
+
+
+def _kept(out: Path | None) -> str:
+    return kept_states(out.parent.glob(f"{out.name}.*.state")) if out else ""
 
 
 def _train(run: Run, out: Path | None) -> None:
@@ -228,12 +233,15 @@ def _store(rows: list[Row], out: Path) -> None:
 
 def _rows(run: Run, state: StateFile | None) -> list[Row]:
     from dome_lab.cli.progress import simple_bar
+    from dome_lab.paper.cost import guessed_seconds
     from dome_lab.paper.train import compute_run
 
     rows = [] if state is None else list(state.rows)
     if rows:
-        console.print(f"Going on after epoch {len(rows)} of {run.epochs}.")
-    with simple_bar(transient=True) as bar:
+        kept = kept_states([state.path]) if state else ""
+        console.print(f"Going on after epoch {len(rows)} of {run.epochs}{kept}.")
+    left = guessed_seconds(run) * (1 - len(rows) / run.epochs)
+    with simple_bar(left, transient=True) as bar:
         task = bar.add_task(f"reading {run.task}", total=None)
 
         def told(epoch: int, step: int, num_steps: int) -> None:

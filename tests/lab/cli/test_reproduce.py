@@ -113,7 +113,7 @@ def test_the_papers_scale_shows_what_it_would_take(tmp_path, monkeypatch):
 def test_list_shows_caption_and_number_of_runs():
     result = run("--list")
     shown = " ".join(result.output.split())
-    assert "fig90 Two arms on a few digits. 4 4 - 2 0.0 h 0.0 h 0.0 h" in shown
+    assert "fig90 Two arms on a few digits. 4 4 - 2 1 s 1 s 1 s" in shown
     assert "hours of one core" in shown
 
 

@@ -169,10 +169,13 @@ def test_ctrl_c_keeps_whole_epochs_and_the_rows_are_the_same(
         assert f"whole epochs are kept beside {path}" in stopped.output
         assert not path.exists()
         (state,) = tmp_path.glob("rows.jsonl.*.state")
+        num_bytes = state.stat().st_size
+        assert f"1 kept .state, {num_bytes / 1e6:,.1f} MB" in stopped.output
         assert len(json.loads(torch.load(state)["rows"])) == kept
     finished = train(out=path, **options)
     assert finished.exit_code == 0, finished.output
-    assert "Going on after epoch 2 of 3." in finished.output
+    size = f"1 kept .state, {num_bytes / 1e6:,.1f} MB, removed when done"
+    assert f"Going on after epoch 2 of 3; {size}." in finished.output
     assert without_seconds(path) == without_seconds(whole)
     assert not list(tmp_path.glob("*.state"))
 
