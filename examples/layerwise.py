@@ -31,28 +31,35 @@ def repeated(words):
     return before.tril(-1).any(dim=2).long()
 
 
-torch.manual_seed(0)
-model = Tagger()
-print(dome.plan(model, rank=8, batch_size=16))
+def train(filtered):
+    torch.manual_seed(0)
+    model = Tagger()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    ranks = {
+        name: 8
+        for name, module in model.named_modules()
+        if name != "embedding" and any(True for _ in module.parameters(recurse=False))
+    }
+    if filtered:
+        grad_filter = dome.attach(
+            model, optimizer, rank=ranks, layout="layerwise",
+            update_every=4, basis_dtype=torch.bfloat16,
+        )  # fmt: skip
+    for step in range(40):
+        words = torch.randint(WORDS // 10, (16, LENGTH))
+        optimizer.zero_grad()
+        scores = model(words).flatten(0, 1)
+        loss = nn.functional.cross_entropy(scores, repeated(words).flatten())
+        loss.backward()
+        optimizer.step()
+        if step % 10 == 9:
+            print(f"{filtered=} {step=} loss={loss.item():.3f}")
+    if filtered:
+        numbers = sum(t.basis.numel() for t in grad_filter.trackers.values())
+        print(f"{len(grad_filter.trackers)} bases, {numbers:,} numbers")
+        print(grad_filter.stats)
 
-optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-ranks = {
-    name: 8
-    for name, module in model.named_modules()
-    if name != "embedding" and any(True for _ in module.parameters(recurse=False))
-}
-grad_filter = dome.attach(
-    model, optimizer, rank=ranks, layout="layerwise",
-    update_every=4, basis_dtype=torch.bfloat16,
-)  # fmt: skip
-for step in range(40):
-    words = torch.randint(WORDS // 10, (16, LENGTH))
-    optimizer.zero_grad()
-    scores = model(words)
-    loss = nn.functional.cross_entropy(scores.flatten(0, 1), repeated(words).flatten())
-    loss.backward()
-    optimizer.step()
-    if step % 10 == 9:
-        print(f"{step=} loss={loss.item():.3f} kept={grad_filter.stats.kept_norm:.2f}")
-numbers = sum(t.basis.numel() for t in grad_filter.trackers.values())
-print(f"{len(grad_filter.trackers)} bases, {numbers:,} numbers")
+
+print(dome.plan(Tagger(), rank=8, batch_size=16))
+train(filtered=False)
+train(filtered=True)

@@ -34,17 +34,25 @@ data = TensorDataset(x.float() / 16, y)
 train = DataLoader(torch.utils.data.Subset(data, range(1500)), 64, shuffle=True)
 test = DataLoader(torch.utils.data.Subset(data, range(1500, 1797)), 297)
 
-pl.seed_everything(0, verbose=False)
-callback = DomeCallback(rank=50, after=GaussianSketch(rate=200))
-trainer = pl.Trainer(
-    max_epochs=5,
-    accelerator="cpu",
-    callbacks=[callback],
-    logger=False,
-    enable_checkpointing=False,
-    enable_progress_bar=False,
-    enable_model_summary=False,
-)
-trainer.fit(Digits(), train, test)
-print(f"accuracy {float(trainer.callback_metrics['accuracy']):.3f}")
+
+def fit(callbacks):
+    pl.seed_everything(0, verbose=False)
+    trainer = pl.Trainer(
+        max_epochs=5,
+        accelerator="cpu",
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Digits(), train, test)
+    return float(trainer.callback_metrics["accuracy"])
+
+
+sketch = GaussianSketch(rate=200)
+# With strength=0.0 nothing is removed: gradients are compressed as they are.
+plain = fit([DomeCallback(rank=50, strength=0.0, after=sketch)])
+callback = DomeCallback(rank=50, after=sketch)
+print(f"accuracy without the filter {plain:.3f}, with it {fit([callback]):.3f}")
 print(callback.filter.stats)

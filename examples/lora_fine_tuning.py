@@ -28,22 +28,23 @@ def train(model, step, num_steps, rank=None):
         loss = model(input_ids=x, labels=x).loss
         loss.backward()
         optimizer.step()
-    print(f"{sum(p.numel() for p in trained):6} trained, loss {loss.item():.3f}")
+    arm = f"rank {rank}" if rank else "no filter"
+    print(f"{sum(p.numel() for p in trained):6} trained, {arm}, loss {loss.item():.3f}")
     return grad_filter
 
 
-torch.manual_seed(0)
 config = GPT2Config(
     vocab_size=DIGITS, n_positions=LENGTH, n_embd=32, n_layer=2, n_head=2,
     bos_token_id=0, eos_token_id=0,
 )  # fmt: skip
-model = GPT2LMHeadModel(config)
-model.loss_type = "ForCausalLM"
-train(model, step=1, num_steps=60)
-
-lora = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
-adapted = get_peft_model(model, lora)
-grad_filter = train(adapted, step=-1, num_steps=120, rank=4)
+for rank in (None, 4):
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(config)
+    model.loss_type = "ForCausalLM"
+    train(model, step=1, num_steps=60)
+    lora = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
+    adapted = get_peft_model(model, lora)
+    grad_filter = train(adapted, step=-1, num_steps=120, rank=rank)
 
 names = [n for n in grad_filter.state_dict() if n.startswith("parameters.")]
 print(f"filtered: {len(names)} parameters, all of adapters:",
