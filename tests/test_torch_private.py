@@ -120,17 +120,12 @@ def test_a_reentrant_checkpoint_has_no_frame():
     assert frames == [None]
 
 
-def test_vectors_are_made_and_cut_the_same_without_torchs_own(monkeypatch):
-    tensors = [torch.arange(6.0).view(2, 3), torch.ones(0, 4), torch.ones(2)]
+def test_vectors_are_cut_into_the_shapes_they_were_made_of():
+    tensors = [torch.arange(6.0).view(2, 3), torch.ones(2)]
     vector = torch_private.flattened(tensors)
     pieces = torch_private.unflattened(vector, tensors)
-    monkeypatch.delattr(torch._utils, "_flatten_dense_tensors")
-    monkeypatch.delattr(torch._utils, "_unflatten_dense_tensors")
-    assert torch.equal(torch_private.flattened(tensors), vector)
-    again = torch_private.unflattened(vector, tensors)
-    assert all(map(torch.equal, pieces, again))
-    assert [p.shape for p in pieces] == [t.shape for t in tensors]
-    assert all(p.data_ptr() == q.data_ptr() for p, q in zip(pieces, again, strict=True))
+    assert all(map(torch.equal, pieces, tensors))
+    assert pieces[0].data_ptr() == vector.data_ptr()
 
 
 def test_a_torch_without_what_is_imported_is_named(monkeypatch):
@@ -156,10 +151,3 @@ def test_tensors_of_one_memory_have_one_key():
     assert len(keys) == 1
     assert torch_private.storage_key(t.clone()) not in keys
     assert torch_private.storage_key(t.to_sparse()) is None
-
-
-def test_copies_are_the_same_one_by_one(monkeypatch):
-    targets = [torch.zeros(2), torch.zeros(3, 1)]
-    monkeypatch.delattr(torch, "_foreach_copy_")
-    torch_private.copy_all_(targets, [torch.ones(2), torch.full((3, 1), 2.0)])
-    assert [t.flatten().tolist() for t in targets] == [[1.0, 1.0], [2.0, 2.0, 2.0]]

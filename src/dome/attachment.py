@@ -1,21 +1,17 @@
 """``attach``: the filter as one line in a training loop that stays as it is."""
 
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Unpack
+from collections.abc import Iterable, Mapping
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dome.filter import GradientFilter
-from dome.hooking import Hooked
-from dome.newcomers import Newcomers, held_by
+from dome.hooking import Newcomers, call_before_step, check_optimizer, held_by
 from dome.options import Options
-from dome.parameters import check_model, kind_of, selected
+from dome.parameters import selected
 from dome.torch_private import runs_step_hooks
-
-_filter_of: "weakref.WeakKeyDictionary[Optimizer, Hooked]" = weakref.WeakKeyDictionary()
 
 
 def attach(
@@ -68,67 +64,3 @@ def attach(
     newcomers = Newcomers(model, held, patterns)
     call_before_step(optimizer, grad_filter, newcomers)
     return grad_filter
-
-
-def check_optimizer(model: object, optimizer: Optimizer) -> None:
-    """Refuse what is no model and optimizer, or has a filter already."""
-    if hasattr(model, "param_groups") and hasattr(optimizer, "forward"):
-        raise ValueError(
-            f"model and optimizer are swapped: got {kind_of(model)} in the place of "
-            f"the model and {kind_of(optimizer)} in that of the optimizer. Call "
-            f"attach(model, optimizer, rank)"
-        )
-    check_model(model)
-    # By name, which says it without DeepSpeed: of stages 1 to 3, and their kinds.
-    if "ZeROOptimizer" in [kind.__name__ for kind in type(optimizer).__mro__]:
-        raise ValueError(
-            f"{type(optimizer).__name__} is DeepSpeed's ZeRO, which reduces and cuts "
-            f"gradients during backward(): use DistributedDataParallel, or fully_shard "
-            f"in the place of ZeRO, with dome.distributed.attach"
-        )
-    if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
-        raise ValueError(
-            f"optimizer must be a torch.optim.Optimizer, got {kind_of(optimizer)}"
-        )
-    previous = _filter_of.get(optimizer)
-    if previous is not None and previous.is_attached:
-        raise RuntimeError(
-            "this optimizer already has a filter, a second one would filter twice: "
-            "call detach() on the first"
-        )
-
-
-def call_before_step(
-    optimizer: Optimizer, grad_filter: Hooked, newcomers: Newcomers | None = None
-) -> None:
-    """Let an optimizer call a filter before every step, or after every closure."""
-    hook = _before_step(grad_filter, newcomers)
-    grad_filter.hook_into(optimizer.register_step_pre_hook(hook))
-    _filter_of[optimizer] = grad_filter
-
-
-def _before_step(
-    grad_filter: Hooked, newcomers: Newcomers | None
-) -> Callable[..., Any]:
-    def hook(
-        optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> object:
-        if newcomers is not None:
-            newcomers.check(held_by(optimizer))
-        # args[0] is the optimizer itself: torch hooks the unbound method.
-        position = len(args) > 1
-        closure = args[1] if position else kwargs.get("closure")
-        if closure is None:
-            grad_filter.step()
-            return None
-
-        def filtered_closure() -> object:
-            loss = closure()
-            grad_filter.step()
-            return loss
-
-        if position:
-            return (args[0], filtered_closure, *args[2:]), kwargs
-        return args, kwargs | {"closure": filtered_closure}
-
-    return hook

@@ -21,9 +21,8 @@ from dome.diagnostics import (
     warn_of_random_directions,
 )
 from dome.diagnostics.averages import Averages
-from dome.hooking import Hooked
+from dome.hooking import Hooked, Newcomers
 from dome.masks import Masks
-from dome.newcomers import Newcomers
 from dome.options import FilterOptions, Options, signature_of
 from dome.parameters import Layout, selected
 from dome.samples import declared

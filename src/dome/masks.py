@@ -13,6 +13,7 @@ numbers of the gradient, and one byte for each.
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -62,12 +63,11 @@ class Masks:
         never_compile("dome")
         # FSDP2 fills .grad by itself, and no hook sees the gradient before.
         hook, note = (
-            (hook_first, Masks._note)
-            if shards is None
-            else (hook_after_first, Masks._note_sum)
+            (hook_first, _note) if shards is None else (hook_after_first, _note_sum)
         )
         self._handles = [
-            hook(p, _listener(weakref.ref(self), note, p, part))
+            # A hook lives as long as its parameter, and must not keep a filter alive.
+            hook(p, partial(note, weakref.ref(self), p, part))
             for p, part in zip(layout.parameters, self._parts, strict=True)
         ]
         weakref.finalize(self, _remove, self._handles)
@@ -177,37 +177,10 @@ class Masks:
         held = state.get(_STATE)
         self._held = None if held is None else held.to(self._arrived.device, copy=True)
 
-    @torch.no_grad()
-    def _note(self, p: nn.Parameter, part: Tensor, grad: Tensor) -> None:
-        """What a backward pass brings for a parameter, before it is in ``.grad``."""
-        before = p.grad
-        # What the filter refuses by name at the step is no matter here.
-        fits = grad.shape == part.shape and grad.device == part.device
-        dense = not grad.is_sparse and (before is None or not before.is_sparse)
-        if not (fits and dense and self._leaves.reach(p) is Reach.FILLS):
-            return
-        self._begin_pass()
-        if before is None:
-            part.copy_(grad)  # a quarter of the time of grad != 0
-        else:
-            # Gradients of two passes may cancel, which is no mask's doing.
-            part &= is_zero(before)
-            part |= (before + grad).bool()
-
-    @torch.no_grad()
-    def _note_sum(self, p: nn.Parameter, part: Tensor, _: Tensor) -> None:
-        """What FSDP2 has left in ``.grad``, before a mask changes it."""
-        self._begin_pass()
-        if p.grad is not None:
-            part |= here(p.grad).bool()
-
-    def _begin_pass(self) -> None:
+    def _begin_pass(self, task: int) -> None:
         """Forget passes whose gradients were thrown away before this one began."""
-        task, nested = current_graph_task(), self._num_running > 0
-        if task == self._task:
-            return
         self._task = task
-        if self._has_arrived and not nested:
+        if self._has_arrived and not self._num_running:
             parameters = self._layout.parameters
             grads = [here(p.grad) for p in parameters if p.grad is not None]
             if grads:
@@ -258,19 +231,42 @@ def here(tensor: Tensor) -> Tensor:
     return tensor if to_local is None else to_local()
 
 
-def _listener(
-    masks: "weakref.ref[Masks]",
-    note: Callable[[Masks, nn.Parameter, Tensor, Tensor], None],
-    p: nn.Parameter,
-    part: Tensor,
-) -> Callable[[Tensor], None]:
-    # A hook lives as long as its parameter, and must not keep a filter alive.
-    def listen(grad: Tensor) -> None:
-        owner = masks()
-        if owner is not None:
-            note(owner, p, part, grad)
+@torch.no_grad()
+def _note(
+    masks: "weakref.ref[Masks]", p: nn.Parameter, part: Tensor, grad: Tensor
+) -> None:
+    """What a backward pass brings for a parameter, before it is in ``.grad``."""
+    owner, before = masks(), p.grad
+    # What the filter refuses by name at the step is no matter here.
+    fits = grad.shape == part.shape and grad.device == part.device
+    dense = not grad.is_sparse and (before is None or not before.is_sparse)
+    if owner is None or not (fits and dense):
+        return
+    if owner._leaves.reach(p) is not Reach.FILLS:
+        return
+    task = current_graph_task()
+    if task != owner._task:
+        owner._begin_pass(task)
+    if before is None:
+        part.copy_(grad)  # a quarter of the time of grad != 0
+    else:
+        # Gradients of two passes may cancel, which is no mask's doing.
+        part &= is_zero(before)
+        part |= (before + grad).bool()
 
-    return listen
+
+@torch.no_grad()
+def _note_sum(
+    masks: "weakref.ref[Masks]", p: nn.Parameter, part: Tensor, _: Tensor
+) -> None:
+    """What FSDP2 has left in ``.grad``, before a mask changes it."""
+    owner, task = masks(), current_graph_task()
+    if owner is None:
+        return
+    if task != owner._task:
+        owner._begin_pass(task)
+    if p.grad is not None:
+        part |= here(p.grad).bool()
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

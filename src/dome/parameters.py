@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import reduce
-from itertools import compress
 
 import torch
 from torch import Tensor, nn
@@ -167,12 +166,14 @@ class Layout:
 
     def scatter_(self, vector: Tensor) -> None:
         """Write a flat gradient (D,) into ``.grad``, where there is one."""
+        there = [p for p in self.parameters if p.grad is not None]
         pieces = unflattened(vector, self.parameters)
-        there = [p.grad is not None for p in self.parameters]
-        if any(there):
-            targets = [p.grad for p in self.parameters if p.grad is not None]
+        if len(there) < len(pieces):
+            pairs = zip(self.parameters, pieces, strict=True)
+            pieces = [piece for p, piece in pairs if p.grad is not None]
+        if there:
             # One call for all: a call a parameter costs more than what it copies.
-            copy_all_(targets, list(compress(pieces, there)))
+            copy_all_([p.grad for p in there if p.grad is not None], pieces)
 
 
 def is_lazy(p: Tensor) -> bool:

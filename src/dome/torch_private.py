@@ -6,7 +6,7 @@ and what happens without it; the other rooms use them under the names given here
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial, wraps
 from inspect import signature
 from operator import attrgetter
@@ -281,60 +281,27 @@ def follows_several(t: Tensor | None) -> bool:
     return t is not None and any(ask(t) for ask in asks if ask is not None)
 
 
-def flattened(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors one after the other as one vector; of a single tensor it is a view."""
-    # In DDP's Python since torch 1: a third of the time of torch.cat of reshaped ones.
-    flatten = getattr(torch._utils, "_flatten_dense_tensors", None)
-    if flatten is None:
-        return torch.cat([t.reshape(-1) for t in tensors])
-    vector: Tensor = flatten(tensors)
-    return vector
+# Tensors one after the other as one vector, which is a view of a single one; and pieces
+# of a vector, views in the shapes of tensors that all have numbers. In DDP's Python
+# since torch 1: a third of the time of torch.cat of reshaped ones.
+flattened: Callable[[Sequence[Tensor]], Tensor] = _needed(
+    torch._utils, "_flatten_dense_tensors"
+)
+unflattened: Callable[[Tensor, Sequence[Tensor]], Sequence[Tensor]] = _needed(
+    torch._utils, "_unflatten_dense_tensors"
+)
 
-
-def unflattened(vector: Tensor, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Pieces of a vector, views in the shapes of these tensors."""
-    # As long as the other.
-    unflatten = getattr(torch._utils, "_unflatten_dense_tensors", None)
-    if unflatten is None:
-        parts = vector.split([t.numel() for t in tensors])
-        return [p.view(t.shape) for p, t in zip(parts, tensors, strict=True)]
-    pieces: Sequence[Tensor] = unflatten(vector, tensors)
-    if all(pieces[i].shape == t.shape for i, t in enumerate(tensors)):
-        return pieces
-    # Of a tensor without numbers torch leaves out the other dimensions.
-    return [p.view(t.shape) for p, t in zip(pieces, tensors, strict=True)]
-
-
-def copy_all_(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each source into its target: one call for all, where torch has it."""
-    # 2.8 to 2.15, and what torch's own optimizers are written with.
-    many = getattr(torch, "_foreach_copy_", None)
-    if many is not None:
-        many(targets, sources)
-        return
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
-
-
-def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The norm of each tensor: one call for all, where torch has it."""
-    # 2.8 to 2.15, and what torch's own clipping is written with.
-    many = getattr(torch, "_foreach_norm", None)
-    if many is not None:
-        norms: Sequence[Tensor] = many(list(tensors))
-        return norms
-    return [torch.linalg.vector_norm(tensor) for tensor in tensors]
-
-
-def subtract_each_(targets: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-    """Subtract each from its target: one call for all, where torch has it."""
-    # 2.8 to 2.15, and what torch's own optimizers are written with.
-    many = getattr(torch, "_foreach_sub_", None)
-    if many is not None:
-        many(list(targets), list(others))
-        return
-    for target, other in zip(targets, others, strict=True):
-        target.sub_(other)
+# One call for many tensors, as torch's own optimizers and clipping make it: copy each
+# source into its target, the norm of each, subtract each from its target. 2.8 to 2.15.
+copy_all_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = _needed(
+    torch, "_foreach_copy_"
+)
+norms_of: Callable[[Sequence[Tensor]], Sequence[Tensor]] = _needed(
+    torch, "_foreach_norm"
+)
+subtract_each_: Callable[[Sequence[Tensor], Sequence[Tensor]], None] = _needed(
+    torch, "_foreach_sub_"
+)
 
 
 def raising_if_differentiated(
@@ -413,28 +380,21 @@ def is_compiled(module: nn.Module) -> bool:
     return compiled or getattr(module, "_compiled_call_impl", None) is not None
 
 
-def _stop_compiling() -> None:
-    """Let what a compiled function calls from here on run as Python, until it ends."""
-    # Most programs never load the compiler, which costs a second. 2.8 to 2.15: what
-    # torch.compiler.disable does around one function; without it torch compiles dome's
-    # own code along, with the same rows.
-    if "torch._dynamo" in sys.modules:
-        set_callback = getattr(torch._C._dynamo.eval_frame, "set_eval_frame", None)
-        if set_callback is not None:
-            set_callback(None)
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
+def uncompiled() -> AbstractContextManager[Any]:
     """Let compiled modules and functions that are called inside run as Python."""
+    # Most programs never load the compiler, which costs a second.
     if "torch._dynamo" not in sys.modules:
-        yield
-        return
-    _stop_compiling()
+        return nullcontext()
+    # What a compiled function that is running calls from here on, until it ends: what
+    # torch.compiler.disable does around one function. 2.8 to 2.15; without it torch
+    # compiles dome's own code along, with the same rows.
+    set_callback = getattr(torch._C._dynamo.eval_frame, "set_eval_frame", None)
+    if set_callback is not None:
+        set_callback(None)
     # Public since 2.6. It holds for all threads: what another one calls meanwhile is
     # not compiled either, and gives the same numbers.
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def never_compile(package: str) -> None:
@@ -565,7 +525,8 @@ def in_checkpoint_recomputation() -> bool:
 
     Torch 2.8 to 2.15: by the name of the function that does it.
     """
-    return any(True for _ in _callers("recompute_fn"))
+    # Torch packs what it computes again, too: without hooks there is nothing to find.
+    return hooks_on_saved() is not None and any(_callers("recompute_fn"))
 
 
 def in_reentrant_checkpoint() -> bool:

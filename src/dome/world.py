@@ -116,6 +116,7 @@ class Alone:
         use: Use | None = None,
     ) -> None:
         self.layout, self.options = layout, options
+        self._stages = options.stages
         # Of the bases: the model may be converted to another later.
         self._dtype = options.basis_dtype or layout.dtype
         self.tracker = make_tracker(layout, options)
@@ -130,7 +131,7 @@ class Alone:
 
     def gradient(self) -> Tensor | dict[int, Tensor]:
         """What ``backward()`` left in ``.grad``."""
-        if self.options.direction_rank is not None and not self.options.stages:
+        if self.options.direction_rank is not None and not self._stages:
             grads = self.layout.dense_grads(self._dtype)
             if grads is not None:
                 return grads
@@ -146,7 +147,9 @@ class Alone:
 
     def put_(self, filtered: Tensor) -> None:
         """Write the filtered gradient into ``.grad``, through ``after``."""
-        self.layout.scatter_(pass_through(self.options.stages, filtered))
+        if self._stages:
+            filtered = pass_through(self._stages, filtered)
+        self.layout.scatter_(filtered)
 
     def stats(self, base: FilterStats) -> FilterStats:
         """As it is."""

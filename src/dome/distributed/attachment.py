@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from dome.attachment import call_before_step, check_optimizer
 from dome.compression import Compressor
 from dome.distributed.copied import CopiedDirections
 from dome.distributed.fully_shard import FullyShard
@@ -18,7 +17,7 @@ from dome.distributed.reduce_scatter import sharded_modules
 from dome.distributed.split_basis import SplitBasis
 from dome.distributed.workers import Workers
 from dome.filter import GradientFilter
-from dome.newcomers import Newcomers, held_by
+from dome.hooking import Newcomers, call_before_step, check_optimizer, held_by
 from dome.options import FilterOptions, Options
 from dome.parameters import Layout
 from dome.samples.tracing.refuse import check_not_deepspeed

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from dome.attachment import call_before_step, check_optimizer
+from dome.hooking import call_before_step, check_optimizer
 from dome.options import Downstream, FilterOptions
 from dome.parameters import Layout
 from dome.privacy.accounting import (

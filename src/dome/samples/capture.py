@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -24,13 +24,14 @@ from dome.samples.rules import ALWAYS, LIKE, PASSIVE, QUESTIONS, rule_for
 from dome.samples.store.sink import Taker, Wanted
 from dome.samples.tracing.inputs import (
     WATCHED,
+    Inputs,
     Roles,
     Signature,
     check_names,
     inputs_of,
 )
 from dome.samples.tracing.nested import Value
-from dome.samples.tracing.origins import Call
+from dome.samples.tracing.origins import Call, Place
 from dome.samples.tracing.refuse import (
     admit,
     check_order,
@@ -82,6 +83,8 @@ class Capture:
         self._last_offset = bags[0].include_last_offset if bags else None
         self._takers: list[Taker] = []
         self._wanted: Wanted | None = None
+        # A call with one tensor: its roles and shape, B, and where it holds samples.
+        self._settled: tuple[tuple[Roles, torch.Size], int, Place, str] | None = None
         self._allowing: set[int] = set()
         self._strict: set[int] = set()
         self._num_pauses = 0
@@ -180,37 +183,52 @@ class Capture:
         self._depth += 1
         if self._depth > 1 or self._mode.num_replays:
             return
-        wanted, again = self._wanted_now(), in_checkpoint_recomputation()
+        wanted = self._wanted_now()
         if torch.is_grad_enabled():
-            wanted = self._wanted_in_checkpoint(wanted, again)
-            if wanted is not None:
-                roles = roles or self._roles
-                self._begin(model, (args, kwargs), roles, wanted, again)
+            around, again = None, False
+            if hooks_on_saved() is not None:  # of a checkpoint, perhaps
+                around, again = checkpoint_frame(), in_checkpoint_recomputation()
+                wanted = self._wanted_in_checkpoint(wanted, around, again)
+            if wanted is not None and not inside_transform():
+                # What torch.func differentiates leaves .grad alone.
+                inputs = self._inputs(model, args, kwargs, roles or self._roles)
+                self._mode.around, self._mode.trace.again = around, again
+                self._mode.roles = roles or self._roles
+                self._begin(inputs, wanted)
         elif wanted is not None and in_reentrant_checkpoint():
             # Each call in backward() would be a pass of its own, of other samples.
             raise RuntimeError(reentrant(wanted.name(wanted.parameters[0])))
 
-    def _begin(
-        self,
-        model: nn.Module,
-        given: tuple[Value, Value],
-        roles: Roles,
-        wanted: Wanted,
-        again: bool,
-    ) -> None:
-        if inside_transform():
-            return  # what torch.func differentiates leaves .grad alone
-        inputs = inputs_of(model, *given, roles, self.batch_dim, self._last_offset)
-        takers = wanted.takers
-        for taker in () if again else takers:
-            taker.begin(inputs.num_samples)
+    def _inputs(
+        self, model: nn.Module, args: Value, kwargs: Value, roles: Roles
+    ) -> Inputs:
+        """The samples among the inputs of a call.
+
+        One tensor alone has the role that it had in the call before this, if it has
+        the same shape.
+        """
+        alone = args[0] if len(args) == 1 and not kwargs else None
+        if not isinstance(alone, Tensor):
+            self._settled = None
+        elif self._settled is not None and self._settled[0] == (roles, alone.shape):
+            _, num_samples, place, name = self._settled
+            return Inputs(num_samples, [(alone, place, name)])
+        inputs = inputs_of(
+            model, args, kwargs, roles, self.batch_dim, self._last_offset
+        )
+        if isinstance(alone, Tensor):
+            ((_, place, name),) = inputs.places
+            self._settled = (roles, alone.shape), inputs.num_samples, place, name
+        return inputs
+
+    def _begin(self, inputs: Inputs, wanted: Wanted) -> None:
+        mode = self._mode
+        if not mode.trace.again:
+            for taker in wanted.takers:
+                taker.begin(inputs.num_samples)
         if not inputs.num_samples:
             return
-        ids, mode = {id(taker) for taker in takers}, self._mode
-        mode.allow_mixing = ids <= self._allowing
-        mode.around, mode.trace.again = checkpoint_frame(), again
-        mode.trace.strict = not ids.isdisjoint(self._strict)
-        mode.roles = roles
+        mode.allow_mixing, mode.trace.strict = wanted.allow_mixing, wanted.strict
         mode.trace.begin(inputs, wanted)
         # Of a compiled model, a captured pass runs as it was before it was compiled.
         self._stack.enter_context(uncompiled())
@@ -235,11 +253,16 @@ class Capture:
         if self._num_pauses or not active:
             return None
         if self._wanted is None or self._wanted.takers != active:
-            self._wanted = Wanted(active)
+            ids = {id(taker) for taker in active}
+            self._wanted = Wanted(
+                active,
+                allow_mixing=ids <= self._allowing,
+                strict=not ids.isdisjoint(self._strict),
+            )
         return self._wanted
 
     def _wanted_in_checkpoint(
-        self, wanted: Wanted | None, again: bool
+        self, wanted: Wanted | None, around: object, again: bool
     ) -> Wanted | None:
         """The same, if this call of the model is no part of a checkpoint around it.
 
@@ -247,7 +270,6 @@ class Capture:
         """
         if again:
             return next(self.replayed, None)
-        around = checkpoint_frame()
         if around is not None:
             note_call(self, around, wanted)
         return wanted

@@ -6,13 +6,15 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from dome.samples.tracing.nested import Value
 from dome.torch_private import applied, follows_several, raising_if_differentiated
 
 # What autograd passes to the forward and backward of a function; torch types it so.
 Context = Any
+
+# Runs an autograd function.
+apply = applied
 
 _Backward = TypeVar("_Backward", bound=Callable[..., Value])
 
@@ -57,8 +59,3 @@ def first_order(backward: _Backward) -> _Backward:
         return raising_if_differentiated(_TWICE, results, sources)
 
     return cast(_Backward, run)
-
-
-def apply(function: type[Function], *args: Value) -> Value:
-    """Run an autograd function."""
-    return applied(function, *args)

@@ -189,39 +189,38 @@ class Audit:
         groups: The samples that the running backward pass has left so far.
 
     Attributes:
-        is_due: Whether the next forward pass begins a step that is looked into.
+        is_listening: Whether this step is looked into.
+        steps_left: How many steps are not before the next one that is; their taker
+            counts them down.
     """
 
     def __init__(self, layout: Layout, groups: Callable[[], Sequence[Audited]]) -> None:
-        self.is_due = True
+        self.is_listening, self.steps_left = False, 0
         self._layout = layout
         self._groups = groups
         self._leaves = Leaves(layout.parameters)
-        self._steps_left = 0
         self._handles: list[RemovableHandle] = []
         self._entries: list[Entry] = []
 
     def begin(self) -> None:
         """Listen from this forward pass on."""
-        self.is_due = False
+        if self.is_listening:
+            return
+        self.is_listening = True
         for p, slot in zip(self._layout.parameters, self._layout.slots, strict=True):
             if p.requires_grad:
                 self._handles.append(hook_first(p, self._listener(p, slot)))
 
     def end_step(self) -> list[Entry]:
         """Hand over what was found at this step, parameter by parameter."""
-        if not self._handles:
-            self._steps_left -= 1
-            self.is_due = self._steps_left <= 0
-            return []
         entries = sorted(self._entries, key=lambda entry: entry.slot.start)
         self.stop()
-        self._steps_left, self.is_due = _EVERY, False
+        self.steps_left = _EVERY
         return entries
 
     def stop(self) -> None:
-        """Stop listening, and forget what was found; begin again at the next step."""
-        self.is_due = self.is_due or bool(self._handles)
+        """Stop listening, and forget what was found."""
+        self.is_listening = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

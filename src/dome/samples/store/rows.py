@@ -92,7 +92,7 @@ class Rows:
         else:
             self._empty_seen = True
         audit = self._audit
-        if audit is not None and audit.is_due and self.least is Reach.FILLS:
+        if audit is not None and not audit.steps_left and self.least is Reach.FILLS:
             audit.begin()
 
     def group(self, source: Pass, slot: Slot) -> AnyGroup:
@@ -206,11 +206,11 @@ class Rows:
         """Forget the waiting rows and that a forward pass was seen."""
         if self._audit is not None:
             self._audit.stop()
+        self._since_step.note()
         self._end_step()
 
     def _end_step(self) -> None:
         self._forward_seen = self._empty_seen = self._excused = False
-        self._since_step.note()
         self._recycle()
 
     def _complete_groups(
@@ -223,6 +223,7 @@ class Rows:
         unwritten, audited = self._entries(groups, grads)
         self._end_step()
         if doubts or unwritten or audited:
+            self._since_step.note()  # in case that this step goes no further
             return _checked(groups, doubts, unwritten, audited)
         return groups
 
@@ -230,8 +231,12 @@ class Rows:
         self, groups: list[AnyGroup], grads: Sequence[Tensor | None] | None
     ) -> tuple[list[Entry], list[Entry]]:
         """Gradients to be compared: of parameters without rows, and of all if due."""
-        audited = [] if self._audit is None else self._audit.end_step()
-        if self._audit is None or self._excused:
+        audit, audited = self._audit, list[Entry]()
+        if audit is not None and audit.is_listening:
+            audited = audit.end_step()
+        elif audit is not None:
+            audit.steps_left = max(audit.steps_left - 1, 0)
+        if audit is None or self._excused:
             return [], []
         parameters, slots = self.layout.parameters, self.layout.slots
         if grads is not None:

@@ -77,10 +77,15 @@ class Wanted:
 
     Args:
         takers: At least one. A parameter may have several.
+        allow_mixing: Let parameters meet samples that were mixed.
+        strict: Refuse every mix of samples.
     """
 
-    def __init__(self, takers: Sequence[Taker]) -> None:
+    def __init__(
+        self, takers: Sequence[Taker], *, allow_mixing: bool, strict: bool
+    ) -> None:
         self.takers = tuple(takers)
+        self.allow_mixing, self.strict = allow_mixing, strict
         self.keeps_products = any(taker.keeps_products for taker in takers)
         self._pairs: dict[int, list[tuple[Taker, Slot]]] = {}
         parameters: dict[int, nn.Parameter] = {}

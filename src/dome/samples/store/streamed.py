@@ -81,7 +81,7 @@ class StreamedRows:
             self._forward_seen = True
         else:
             self._empty_seen = True
-        if self._audit is not None and self._audit.is_due:
+        if self._audit is not None and not self._audit.steps_left:
             self._audit.begin()
         if not self._handles:
             self._handles = [
@@ -191,8 +191,12 @@ class StreamedRows:
 
     def _entries(self) -> list[Entry]:
         """Gradients to be compared: of parameters without rows, and of all if due."""
-        audited = [] if self._audit is None else self._audit.end_step()
-        if self._audit is None or self._excused:
+        audit, audited = self._audit, list[Entry]()
+        if audit is not None and audit.is_listening:
+            audited = audit.end_step()
+        elif audit is not None:
+            audit.steps_left = max(audit.steps_left - 1, 0)
+        if audit is None or self._excused:
             return []
         if self._task == NO_PASS and not self._forward_seen:
             return audited
