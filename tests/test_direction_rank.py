@@ -186,7 +186,7 @@ def test_rows_are_kept_of_no_large_weight(rng, monkeypatch):
     model, _, grad_filter, _ = made(monkeypatch, 0)
     x, y = batch(rng)
     F.cross_entropy(model(x), y).backward()
-    taken = grad_filter._source.take_factors()
+    taken = grad_filter._source.take_compact()
     layout = Layout(model)
     kinds = {
         slot.name: {type(use.grads).__name__ for use in taken.of(slot.start)}

@@ -145,7 +145,7 @@ def test_the_words_that_are_kept_are_all_there_is(model, calls, monkeypatch):
             loss.backward()
         rows = dome.per_sample_gradients(model, cross_entropy, texts, classes)
         expected.append(rows * (2 if again else 1))
-    found = source.take_parts()
+    found = source.take_compact()
     torch.testing.assert_close(found.written_out(), torch.cat(expected))
 
 
@@ -155,7 +155,7 @@ def test_words_that_no_sample_has_take_no_room(monkeypatch):
     source = PerSample(model, Layout(model))
     ((texts, classes),) = batches(1, WORDS)
     cross_entropy(model(texts), classes).backward()
-    first, table, last = source.take_parts().parts
+    first, table, last = source.take_compact().parts
     assert table.words.tolist() == texts.unique().tolist()
     assert table.rows.shape == (TEXTS, len(texts.unique()) * WIDTH)
     # As columns of one buffer, which has none for the embedding.
@@ -175,7 +175,7 @@ def test_a_tied_embedding_has_its_rows_in_the_buffer_from_the_second_step_on(
     for texts, classes in batches(2, WORDS):
         model.zero_grad()
         cross_entropy(model(texts), classes).backward()
-        found = source.take_parts()
+        found = source.take_compact()
     assert isinstance(found, torch.Tensor)
     torch.testing.assert_close(found.sum(dim=0), Layout(model).gather())
 

@@ -338,12 +338,10 @@ class GradientFilter(Hooked):
         self._source.arm(self._options.takes_samples(self._num_steps))
 
     def _take(self, due: bool) -> Samples | None:
-        """The samples of this step: rows, or what they are products of."""
-        if not is_compact(self._source):
-            return self._source.take(due)
-        if self._options.direction_rank is None:
-            return self._source.take_parts(due)
-        return self._source.take_factors(due)
+        """The samples of this step, in the most compact form that the source has."""
+        if is_compact(self._source):
+            return self._source.take_compact(due)
+        return self._source.take(due)
 
     def _check_alone(self, name: str) -> None:
         if not isinstance(self._world, Alone):

@@ -47,7 +47,8 @@ class Masks:
 
     def __init__(self, layout: Layout, shards: Sequence[slice] | None = None) -> None:
         self._layout = layout
-        self._leaves = Leaves(layout.parameters)
+        # FSDP2 fills .grad by itself, and no hook sees the gradient before.
+        self._leaves = Leaves(layout.parameters) if shards is None else None
         columns = shards or [slice(slot.start, slot.stop) for slot in layout.slots]
         num, device = columns[-1].stop, layout.device
         self._arrived = torch.zeros(num, dtype=torch.bool, device=device)
@@ -58,10 +59,9 @@ class Masks:
         # None where it is known on the host that nothing is.
         self._held: Tensor | None = None
         self._has_arrived = False
-        self._task, self._num_running = -1, 0
+        self._task, self._fills, self._num_running = -1, False, 0
         self._num_steps, self._has_told = 0, False
         never_compile("dome")
-        # FSDP2 fills .grad by itself, and no hook sees the gradient before.
         hook, note = (
             (hook_first, _note) if shards is None else (hook_after_first, _note_sum)
         )
@@ -177,9 +177,13 @@ class Masks:
         held = state.get(_STATE)
         self._held = None if held is None else held.to(self._arrived.device, copy=True)
 
-    def _begin_pass(self, task: int) -> None:
+    def _begin_pass(self, task: int, p: nn.Parameter) -> None:
         """Forget passes whose gradients were thrown away before this one began."""
         self._task = task
+        # A pass fills ``.grad`` of all that it comes by, or of none: autograd.grad().
+        self._fills = self._leaves is None or self._leaves.reach(p) is Reach.FILLS
+        if not self._fills:
+            return
         if self._has_arrived and not self._num_running:
             parameters = self._layout.parameters
             grads = [here(p.grad) for p in parameters if p.grad is not None]
@@ -240,13 +244,13 @@ def _note(
     # What the filter refuses by name at the step is no matter here.
     fits = grad.shape == part.shape and grad.device == part.device
     dense = not grad.is_sparse and (before is None or not before.is_sparse)
-    if owner is None or not (fits and dense):
-        return
-    if owner._leaves.reach(p) is not Reach.FILLS:
+    if owner is None or not (fits and dense and p.requires_grad):
         return
     task = current_graph_task()
     if task != owner._task:
-        owner._begin_pass(task)
+        owner._begin_pass(task, p)
+    if not owner._fills:
+        return
     if before is None:
         part.copy_(grad)  # a quarter of the time of grad != 0
     else:
@@ -264,7 +268,7 @@ def _note_sum(
     if owner is None:
         return
     if task != owner._task:
-        owner._begin_pass(task)
+        owner._begin_pass(task, p)
     if p.grad is not None:
         part |= here(p.grad).bool()
 

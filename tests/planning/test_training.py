@@ -119,7 +119,7 @@ def test_output_gradients_are_counted_as_they_are_kept():
     grad_filter = dome.GradientFilter(model, 5, direction_rank=4)
     with grad_filter:
         model(torch.randint(700, (B, T))).square().sum().backward()
-        batch = grad_filter._source.take_factors()
+        batch = grad_filter._source.take_compact()
     kept = [use.grads for uses in batch.uses.values() for use in uses]
     products = [grads for grads in kept if isinstance(grads, Product)]
     tensors = [t for p in products for side in (p.left, p.right) for t in side.tensors]

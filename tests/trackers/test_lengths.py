@@ -40,7 +40,7 @@ def test_lengths_of_factors_are_those_of_rows(rng, monkeypatch, num_positions, a
     rows = dome.per_sample_gradients(model, cross_entropy, x, y, loss_reduction="sum")
     source = PerSample(model, Layout(model), direction_rank=1)
     cross_entropy(model(x), y).backward()
-    batch = source.take_factors()
+    batch = source.take_compact()
     kept = [u for uses in batch.uses.values() for u in uses]
     assert any(isinstance(use.grads, Product) for use in kept)
     torch.testing.assert_close(squared_lengths(batch), rows.square().sum(1))

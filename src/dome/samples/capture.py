@@ -79,6 +79,8 @@ class Capture:
         self._roles_of_parts = Roles(WATCHED, samples_in)
         self._model = weakref.ref(model)
         self._mode = CaptureMode(model)
+        # What was in doubt when parameters met samples.
+        self.questions = self._mode.trace.questions
         bags = [m for m in model.modules() if isinstance(m, nn.EmbeddingBag)]
         self._last_offset = bags[0].include_last_offset if bags else None
         self._takers: list[Taker] = []
@@ -166,10 +168,6 @@ class Capture:
     def __reduce__(self) -> tuple[Value, ...]:
         # A copied or pickled model takes its hooks along; there they must do nothing.
         return _inert, ()
-
-    def answer(self) -> None:
-        """Raise what was in doubt when parameters met samples, if it is so."""
-        self._mode.trace.questions.answer()
 
     def _enter(
         self,
@@ -340,12 +338,14 @@ class CaptureMode(TorchFunctionMode):
 
     def check(self, output: object) -> None:
         """Look at what the model returns."""
-        if self.roles is not None and not self.trace.again:
-            check_roles(self.trace, self.roles, output)
-        if self.trace.strict:
-            refuse_order(self.trace, output)
-        if not self.allow_mixing:
-            check_order(self.trace, output)
+        trace = self.trace
+        is_guess = len(trace.alignment.names) > 1 or trace.others
+        if self.roles is not None and is_guess and not trace.again:
+            check_roles(trace, self.roles, output)
+        if trace.strict:
+            refuse_order(trace, output)
+        if trace.by_number and not self.allow_mixing:
+            check_order(trace, output)
 
     def snapshot(self) -> "CaptureMode":
         """One that can go on from here later."""

@@ -127,7 +127,7 @@ def sample_shares(
                     'its terms up or average them, as reduction="mean" does'
                 )
             grads = torch.autograd.grad(loss, layout.parameters, allow_unused=True)
-            capture.answer()
+            capture.questions.answer()
             G = rows.take(grads)
         finally:
             capture.unsubscribe(rows)

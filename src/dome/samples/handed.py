@@ -5,6 +5,7 @@ Shapes: G (B, D), one sample a row, in the order of ``model.parameters()``.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +74,7 @@ class SampleGradients:
     def _taken(self) -> Tensor | FactorBatch:
         batch: Tensor | FactorBatch | None
         if self._source.rows.keeps_products:
-            batch = self._source.take_factors()
+            batch = cast("FactorBatch | None", self._source.take_compact())
         else:
             batch = self._source.take()
         self._source.arm(True)

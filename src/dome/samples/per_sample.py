@@ -7,7 +7,7 @@ returns their sum, so that the batch gradient is not computed a second time. The
 is not wrapped and nothing is hung on its parameters.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor, nn
@@ -64,15 +64,20 @@ class PerSample:
         check_capturable(model)
         self.samples_per_row = 1.0
         self.rows: Rows | StreamedRows
+        self._take_compact: Callable[[], Tensor | PartialRows | FactorBatch | None]
         if use is None:
-            self.rows = Rows(
+            self.rows = rows = Rows(
                 layout,
                 ignore_penalty=ignore_penalty,
                 direction_rank=direction_rank,
                 tables=large_tables(model),
             )
+            self._take_compact = rows.take_parts
+            if direction_rank is not None:
+                self._take_compact = rows.take_factors
         else:
             self.rows = StreamedRows(layout, use, ignore_penalty=ignore_penalty)
+            self._take_compact = self.rows.take
         self._capture = capture_of(model, batch_dim, declared(samples_in))
         self._capture.subscribe(self.rows, allow_mixing=allow_mixing, strict=strict)
 
@@ -107,15 +112,12 @@ class PerSample:
         self._check(due)
         return self.rows.take()
 
-    def take_parts(self, due: bool = True) -> Tensor | PartialRows | None:
-        """The same without what is zero in all samples: see ``CompactSource``."""
+    def take_compact(
+        self, due: bool = True
+    ) -> Tensor | PartialRows | FactorBatch | None:
+        """The same without what is zero, or as products: see ``CompactSource``."""
         self._check(due)
-        return self.rows.take_parts()
-
-    def take_factors(self, due: bool = True) -> FactorBatch | None:
-        """The same as what rows are products of: see ``CompactSource``."""
-        self._check(due)
-        return self.rows.take_factors()
+        return self._take_compact()
 
     def _check(self, due: bool) -> None:
         """Raise what is known to be wrong with the samples of this step."""
@@ -127,7 +129,7 @@ class PerSample:
                 "itself, put the step into `with grad_filter.watch(inputs):`, or use "
                 'samples="microbatch"'
             )
-        self._capture.answer()
+        self._capture.questions.answer()
 
     def discard(self) -> None:
         """Forget what was captured since the last ``take()``."""

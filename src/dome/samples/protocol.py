@@ -6,10 +6,10 @@ Samples come in two kinds:
     factors   δ (B, T, out), a (B, T, in)       → trackers with directions of low rank
               of each weight matrix
 
-Rows are what every source gives. Factors are what rows are products of: a tracker whose
-directions are thin products themselves needs nothing but their products with its own
-factors (``dome.trackers.factors``), so that nothing of size B·D is ever formed. Both
-kinds are collected by takers of one capture; see ``dome.samples.store.sink``.
+Factors are what rows are products of: a tracker whose directions are thin products
+themselves needs nothing but their products with its own factors
+(``dome.trackers.factors``), so that nothing of size B·D is ever formed. Both kinds are
+collected by takers of one capture; see ``dome.samples.store.sink``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ NONE: Mapping[str, object] = MappingProxyType({})
 
 
 class SampleSource(Protocol):
-    """Collects gradient samples from the user's own ``backward()`` calls, as rows.
+    """Collects gradient samples from the user's own ``backward()`` calls.
 
     Attributes:
         samples_per_row: How many samples of the data there are in each that was taken
@@ -88,19 +88,19 @@ class SampleSource(Protocol):
 
 
 class CompactSource(SampleSource, Protocol):
-    """A source of both kinds, and of rows without what is zero."""
+    """A source that also gives samples in less space than rows."""
 
-    def take_parts(self, due: bool = True) -> Tensor | PartialRows | None:
-        """The rows since the last call, of embeddings those words that samples have."""
+    def take_compact(
+        self, due: bool = True
+    ) -> Tensor | PartialRows | FactorBatch | None:
+        """The samples since the last call, without what is zero, or as products.
 
-    def take_factors(self, due: bool = True) -> FactorBatch | None:
-        """The samples since the last call, parameter by parameter.
-
-        Products of inputs and output gradients where the parameter is a matrix that
+        Of large embeddings the words that samples have. With directions of low rank
+        products of inputs and output gradients where the parameter is a matrix that
         samples are multiplied with; rows (B, *parameter) where it is not.
         """
 
 
 def is_compact(source: SampleSource) -> TypeGuard[CompactSource]:
-    """Whether a source can give samples as factors, or without zeros."""
-    return hasattr(source, "take_factors")
+    """Whether a source gives samples in less space than rows."""
+    return hasattr(source, "take_compact")

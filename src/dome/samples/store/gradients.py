@@ -60,27 +60,27 @@ class Leaves:
                     "which gradients it fills: switch compiled autograd off; models "
                     "may be compiled all the same"
                 )
-            self._reach = {id(q): self._ask(q) for q in self._parameters}
+            self._ask_about_all()
             self._task = task
         return self._reach[id(p)]
 
-    def _ask(self, p: nn.Parameter) -> Reach:
-        if not p.requires_grad:
-            return Reach.NOTHING  # frozen since the forward pass
-        found = self._nodes.get(id(p))
-        # Moving a parameter to another device or type gives it a new node.
-        if found is None or found[:2] != (p.device, p.dtype):
+    def _ask_about_all(self) -> None:
+        for p in self._parameters:
+            if not p.requires_grad:
+                self._reach[id(p)] = Reach.NOTHING  # frozen since the forward pass
+                continue
             try:
-                found = (p.device, p.dtype, get_gradient_edge(p).node)
-            except AttributeError:
-                # Inside torch.func, which has graphs of its own and fills no .grad.
-                return Reach.COMPUTES
-            self._nodes[id(p)] = found
-        try:
-            return Reach.FILLS if will_run(found[2]) else Reach.NOTHING
-        except RuntimeError:
-            # Torch refuses to answer for a leaf that autograd.grad() was asked for.
-            return Reach.COMPUTES
+                # Moving a parameter to another device or type gives it a new node.
+                found = self._nodes.get(id(p))
+                if found is None or found[:2] != (p.device, p.dtype):
+                    found = (p.device, p.dtype, get_gradient_edge(p).node)
+                    self._nodes[id(p)] = found
+                reach = Reach.FILLS if will_run(found[2]) else Reach.NOTHING
+            except (AttributeError, RuntimeError):
+                # Inside torch.func, which has graphs of its own; or a leaf that
+                # autograd.grad() was asked for, of which torch refuses to tell.
+                reach = Reach.COMPUTES
+            self._reach[id(p)] = reach
 
 
 class Gradients:

@@ -143,13 +143,10 @@ class Sink:
     sources: tuple[nn.Parameter, ...]
     dtype: torch.dtype
     edge: GradientEdge | None
-    # Who takes samples of each of the sources, in the running backward pass.
+    # Of the running backward pass: whether anybody may take samples as products, if
+    # they are offered, and who takes samples of each of the sources.
+    keeps_products: bool = False
     _takers: list[Takers] = field(default_factory=list)
-
-    @property
-    def keeps_products(self) -> bool:
-        """Whether anybody may take samples as products, if they are offered."""
-        return self.edge is None and self.source.wanted.keeps_products
 
     def wanted(self) -> bool:
         """Whether the backward pass that is running now needs the weight's gradient."""
@@ -158,6 +155,7 @@ class Sink:
             reach = wanted.leaves.reach(p)
             self._takers.append(wanted.takers_of[id(p), reach])
             most = max(most, reach)
+        self.keeps_products = wanted.keeps_products and self.edge is None
         return most > Reach.NOTHING
 
     def room(self, dtype: torch.dtype, zero: bool = False) -> Tensor | None:

@@ -121,14 +121,6 @@ class StreamedRows:
                     self._finish(block)
         self.discard()
 
-    def take_parts(self) -> None:
-        """None, as ``take``."""
-        return self.take()
-
-    def take_factors(self) -> None:
-        """None, as ``take``: samples are rows here, and nothing is left of them."""
-        return self.take()
-
     @property
     def num_waiting(self) -> int:
         """How many backward passes wait for the step."""

@@ -305,11 +305,8 @@ class Alignment:
         self.names = names or {}
         self._groups = list(self.names)
         self._used = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is anything to find out."""
-        return len(self._groups) > 1
+        # Whether there is anything to find out.
+        self.is_open = len(self._groups) > 1
 
     def use(self, inputs: int) -> None:
         """Note that a parameter met these."""
@@ -325,6 +322,7 @@ class Alignment:
         met = sum(group for group in self._groups if group & inputs)
         merged = [met if group & inputs else group for group in self._groups]
         self._groups = list(dict.fromkeys(merged))
+        self.is_open = len(self._groups) > 1
 
     def lined_up(self) -> list[str]:
         """The inputs that have met the first one, with it; none if it is alone."""
