@@ -65,6 +65,9 @@ class Taker(Protocol):
         """Where a parameter's samples of the running backward pass go."""
 
 
+# An enumeration is walked by a generator, which one graph of torch.compile refuses.
+_REACHES = tuple(Reach)
+
 # Who takes the samples of a parameter, and which of their parameters it is.
 Takers = tuple[tuple[Taker, Slot], ...]
 
@@ -100,7 +103,7 @@ class Wanted:
         self.takers_of: dict[tuple[int, Reach], Takers] = {
             (number, reach): tuple((t, slot) for t, slot in pairs if reach >= t.least)
             for number, pairs in self._pairs.items()
-            for reach in Reach
+            for reach in _REACHES
         }
 
     def __contains__(self, p: nn.Parameter) -> bool:

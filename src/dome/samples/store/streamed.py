@@ -68,7 +68,8 @@ class StreamedRows:
         self._task, self._batch = NO_PASS, 0
         self._used: set[str] = set()
         self._written: set[int] = set()
-        self._arriving, self._arrived = NO_PASS, set[int]()
+        # Whose gradients a backward pass is still to bring, layer by layer.
+        self._arriving, self._missing = NO_PASS, dict[str, set[int]]()
 
     def arm(self, active: bool) -> None:
         """Choose whether forward passes from now on are captured; a step is over."""
@@ -154,14 +155,14 @@ class StreamedRows:
         task = current_graph_task()
         block = self._block_of[self.layout.slot_of[id(p)].start]
         if task != self._arriving:
-            self._arriving, self._arrived = task, set()
-        self._arrived.add(id(p))
-        if task != self._task or block.name not in self._groups:
-            return
-        if all(
-            id(q) in self._arrived or self._leaves.reach(q) is not Reach.FILLS
-            for q in self._members[block.name]
-        ):
+            self._arriving, self._missing = task, {}
+        missing = self._missing.get(block.name)
+        if missing is None:
+            members, reach = self._members[block.name], self._leaves.reach
+            missing = {id(q) for q in members if reach(q) is Reach.FILLS}
+            self._missing[block.name] = missing
+        missing.discard(id(p))
+        if not missing and task == self._task and block.name in self._groups:
             self._finish(block)
 
     def _finish(self, block: Block) -> None:
@@ -208,9 +209,7 @@ class StreamedRows:
         aligned in another way, or where rows follow each other without a gap.
         """
         like, dim = self._parameters[0], self.layout.dim
-        dtype = like.dtype
-        for p in self._parameters:
-            dtype = torch.promote_types(dtype, p.dtype)
+        dtype = self.layout.common_dtype
         line = LINE // dtype.itemsize
         first, gap = block.start % line, min(1, dim - block.dim)
         apart = block.dim + gap
