@@ -7,7 +7,7 @@ g.
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Self, Unpack
 
@@ -93,6 +93,9 @@ class GradientFilter(Hooked):
         self._world, self._newcomers = world, newcomers
         self._layout, self._options = world.layout, world.options
         self._source, self._masks = world.source, world.masks
+        self._take: Callable[[bool], Samples | None] = self._source.take
+        if is_compact(self._source):
+            self._take = self._source.take_compact
         self._tracker = world.tracker
         self._num_steps = 0
         self._observed = False
@@ -114,7 +117,7 @@ class GradientFilter(Hooked):
             self._newcomers.check()
         G = None
         if self._options.takes_samples(step):
-            G = self._take(due=not self._observed)  # 5  g_j
+            G = self._take(not self._observed)  # 5  g_j
         G, scale = self._world.meet(step, G)  # those of all workers
         num_rows = 0 if G is None else len(G)
         if G is not None:
@@ -336,12 +339,6 @@ class GradientFilter(Hooked):
         self._averages.forget()
         self._source.discard()
         self._source.arm(self._options.takes_samples(self._num_steps))
-
-    def _take(self, due: bool) -> Samples | None:
-        """The samples of this step, in the most compact form that the source has."""
-        if is_compact(self._source):
-            return self._source.take_compact(due)
-        return self._source.take(due)
 
     def _check_alone(self, name: str) -> None:
         if not isinstance(self._world, Alone):

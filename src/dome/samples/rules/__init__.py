@@ -81,14 +81,14 @@ def rule_for(trace: Trace, call: Call) -> Rule:
     Derivatives of complex numbers are left to autograd: rules that have a backward of
     their own would need the conjugate.
     """
-    met = (*call.batched, *call.derived)
-    for t in met:
+    is_complex = False
+    for t in (*call.batched, *call.derived):
         if not is_dense(t):
             problem = f"a tensor of layout {t.layout}, which is not dense, is in it"
             raise trace.lost(problem, *call.derived)
+        is_complex = is_complex or t.is_complex()
     rule = RULES.get(call.func, fallback)
-    real = rule in RECORDED or not any(t.is_complex() for t in met)
-    return rule if real else fallback
+    return fallback if is_complex and rule not in RECORDED else rule
 
 
 def _getters(*names: str) -> Iterator[Callable[..., Value]]:

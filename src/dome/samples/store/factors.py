@@ -19,16 +19,6 @@ from dome.trackers.factors import FactorBatch, Product, Use
 from dome.trackers.thin import SMALL_WEIGHT, can_be_thin
 
 
-def as_rows(product: Product, rank: int) -> bool:
-    """Whether rows are cheaper than the factors, for directions of a rank.
-
-    Products of K directions with rows take K n m flops a sample, those with factors
-    K r T (n + m). At ResNet-8's sizes rows take a third of the time.
-    """
-    n, m = product.left.size, product.right.size
-    return n * m <= SMALL_WEIGHT and product.num_positions * rank * (n + m) > n * m
-
-
 class FactorGroup:
     """The samples of one backward pass and one batch size, parameter by parameter.
 
@@ -79,7 +69,11 @@ class FactorGroup:
 
     def keep(self, slot: Slot, product: Product) -> bool:
         """Take samples as a product, if that is cheaper; else rows are to be made."""
-        if not can_be_thin(slot.shape, self._rank) or as_rows(product, self._rank):
+        n, m, rank = product.left.size, product.right.size, self._rank
+        # Products of K directions with rows take K n m flops a sample, with factors
+        # K r T (n + m). At ResNet-8's sizes rows take a third of the time.
+        is_long = product.num_positions * rank * (n + m) > n * m
+        if (is_long and n * m <= SMALL_WEIGHT) or not can_be_thin(slot.shape, rank):
             return False
         held = product, versions_of(product.tensors)
         self._products.setdefault(slot.start, []).append(held)
@@ -132,11 +126,13 @@ class FactorGroup:
         """What adds up to a parameter's samples; an error if it was written to."""
         found: list[Use] = []
         for product, versions in self._products.get(slot.start, ()):
-            _check_unchanged(slot, versions_of(product.tensors) == versions)
+            if versions_of(product.tensors) != versions:
+                raise _written_to(slot)
             found.append(Use(samples, product))
         rows = self._rows.get(slot.start)
         if rows is not None:
-            _check_unchanged(slot, rows.is_unchanged)
+            if rows.buffer is None and version_of(rows.rows) != rows.version:
+                raise _written_to(slot)
             size = slot.stop - slot.start  # flatten(1) knows no single number
             found.append(Use(samples, rows.rows.reshape(-1, size)))
         return found
@@ -148,33 +144,30 @@ class FactorGroup:
 
     def _note(self, slot: Slot, dtype: torch.dtype) -> None:
         self.written.add(slot.start)
-        coarsest = self.dtype_of(slot)
+        coarsest = self._coarse.get(slot.start, self._dtype)
         if dtype != coarsest and torch.finfo(dtype).eps > torch.finfo(coarsest).eps:
             self._coarse[slot.start] = dtype
 
 
 @dataclass(slots=True, eq=False)  # never changed: a frozen one takes twice as long
 class _Kept:
-    """Rows, and the buffer they lie in if it is ours to write to."""
+    """Rows, and the buffer they lie in if it is ours to write to.
+
+    Else they are held by reference, and ``version`` is how often they were written to.
+    """
 
     rows: Tensor
     buffer: Tensor | None
     version: int = 0
 
-    @property
-    def is_unchanged(self) -> bool:
-        """Whether nobody wrote to rows that are held by reference."""
-        return self.buffer is not None or version_of(self.rows) == self.version
 
-
-def _check_unchanged(slot: Slot, is_unchanged: bool) -> None:
-    if not is_unchanged:
-        raise RuntimeError(
-            f"the inputs of {slot.name!r}, or its output gradients, were written to in "
-            f"place between backward() and the step, where direction_rank needs them: "
-            f"give the model a new tensor instead of writing the next batch into the "
-            f"old one"
-        )
+def _written_to(slot: Slot) -> RuntimeError:
+    return RuntimeError(
+        f"the inputs of {slot.name!r}, or its output gradients, were written to in "
+        f"place between backward() and the step, where direction_rank needs them: "
+        f"give the model a new tensor instead of writing the next batch into the "
+        f"old one"
+    )
 
 
 def batch_of(groups: Sequence[FactorGroup], slots: Sequence[Slot]) -> FactorBatch:
