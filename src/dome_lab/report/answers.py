@@ -120,7 +120,17 @@ def _help(pairs: Sequence[Pair], untuned: str) -> Answer:
             f"clearly worse in {worse}. The ends:",
             *map(_words, _extremes(told)),
         ]
-    return Answer(HELP, _headline(told), [*lines, _losses(pairs)], caveat=untuned)
+    caveat = " ".join(filter(None, (_in_seconds(told), untuned)))
+    return Answer(HELP, _headline(told), [*lines, _losses(pairs)], caveat=caveat)
+
+
+def _in_seconds(pairs: Sequence[Pair]) -> str:
+    """What becomes of a lead in as many seconds; empty if there is none, or no time."""
+    timed = [pair.timed for pair in pairs if pair.timed]
+    if not timed or not any(pair.verdict > 0 for pair in pairs):
+        return ""
+    ahead = sum(one.is_ahead for one in timed)
+    return f"In as many seconds it is clearly ahead in {ahead} of {len(timed)}."
 
 
 def _headline(pairs: Sequence[Pair]) -> str:

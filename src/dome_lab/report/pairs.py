@@ -33,6 +33,12 @@ class Timed:
     after: float
     change: Interval | None
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the filter clearly gains: in accuracy, or else in loss."""
+        better = -1 if self.column == "train_loss" else 1
+        return self.change is not None and self.change.sign == better
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
