@@ -230,6 +230,33 @@ class EncoderLayer(nn.Module):
         return self.merge(mixed.transpose(1, 2).reshape(B, T, E))
 
 
+class NextWord(nn.Module):
+    """A small GPT: what the next word is, at each place of a piece of text (B, T).
+
+    The layers of ``Transformer``, each place of which sees no later ones.
+
+    Args:
+        vocabulary_size: How many word numbers there are.
+        length: T.
+    """
+
+    def __init__(self, vocabulary_size: int, length: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocabulary_size, WIDTH)
+        self.positions = nn.Parameter(0.02 * torch.randn(length, WIDTH))
+        self.layers = nn.ModuleList(EncoderLayer() for _ in range(NUM_LAYERS))
+        self.head = nn.Linear(WIDTH, vocabulary_size)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        """Logits, shape (B, vocabulary_size, T), as ``cross_entropy`` takes them."""
+        x = self.words(texts) + self.positions
+        length = texts.shape[1]
+        earlier = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+        for layer in self.layers:
+            x = layer(x, earlier)
+        return self.head(x).mT
+
+
 MODELS: dict[str, Callable[[Task], nn.Module]] = {
     "resnet8": lambda task: resnet8(task.train_x.shape[1], task.num_classes),
     "resnet18": lambda task: resnet18(task.train_x.shape[1], task.num_classes),
@@ -241,20 +268,26 @@ MODELS: dict[str, Callable[[Task], nn.Module]] = {
     "transformer": lambda task: Transformer(
         task.vocabulary_size or 0, task.num_classes, task.train_x.shape[1]
     ),
+    "gpt": lambda task: NextWord(task.vocabulary_size or 0, task.train_x.shape[1]),
 }
 
 
 def make_model(name: str, task: Task) -> nn.Module:
     """A network of ``MODELS`` for a task; images and texts have different ones."""
     has_texts = task.vocabulary_size is not None
-    if has_texts and name != "transformer":
+    fitting = "transformer" if has_texts else "resnet8' or 'resnet18"
+    if has_texts and task.train_y.ndim > 1:
+        fitting = "gpt"
+    takes_texts = name in ("transformer", "gpt")
+    if has_texts and name != fitting:
+        taken = "texts with other targets" if takes_texts else "images"
         raise ValueError(
-            f"model {name!r} takes images, task {task.name!r} has texts: choose model "
-            "'transformer'"
+            f"model {name!r} takes {taken}, task {task.name!r} has texts: choose model "
+            f"'{fitting}'"
         )
-    if name == "transformer" and not has_texts:
+    if takes_texts and not has_texts:
         raise ValueError(
-            f"model 'transformer' takes texts, task {task.name!r} has images: choose "
-            "model 'resnet8' or 'resnet18'"
+            f"model {name!r} takes texts, task {task.name!r} has images: choose "
+            f"model '{fitting}'"
         )
     return MODELS[name](task)

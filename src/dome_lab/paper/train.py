@@ -283,7 +283,7 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Row:
     return {
         "test_loss": _finite(float(cross_entropy(output, y))),
         "test_accuracy": float((answers == y).double().mean()),
-        "test_macro_f1": macro_f1(y, answers),
+        "test_macro_f1": macro_f1(y.flatten(), answers.flatten()),
     }
 
 

@@ -13,12 +13,17 @@ __all__ = ["TASKS", "Task", "load_task"]
 
 # A table of 8,000 words of width 64 keeps the gradients of 512 samples at 1.4 GB.
 DBPEDIA_VOCABULARY = 8_000
+WORDS_VOCABULARY = 1_000  # where each of them is an output at each place
 
 TASKS: dict[str, Callable[[Selection, Path | None], Task]] = {
     "digits": lambda selection, _: digits(selection=selection),
     **{name: partial(load_images, name) for name in IMAGE_SETS},
     "dbpedia": partial(load_dbpedia, vocabulary_size=DBPEDIA_VOCABULARY),
+    "dbpedia_words": partial(
+        load_dbpedia, vocabulary_size=WORDS_VOCABULARY, next_word=True
+    ),
     "made_text": lambda selection, _: made_text(selection),
+    "made_words": lambda selection, _: made_text(selection, next_word=True),
 }
 
 

@@ -19,6 +19,7 @@ from dome_lab.paper.tasks.selection import Selection, Task
 PADDING, UNKNOWN, CLS = range(3)  # word numbers before those of the words
 NUM_SPECIAL = 3
 LENGTH = 64  # word numbers in a text, [CLS] included
+PIECE = 32  # in a piece of texts whose next words are to be told
 
 _WORD = re.compile(r"\w+")
 
@@ -84,7 +85,11 @@ class Texts:
 
 
 def load_dbpedia(
-    selection: Selection, folder: Path | None, vocabulary_size: int
+    selection: Selection,
+    folder: Path | None,
+    vocabulary_size: int,
+    *,
+    next_word: bool = False,
 ) -> Task:
     """DBPedia-Classes with the 70 classes of its second level, in order of their names.
 
@@ -92,12 +97,14 @@ def load_dbpedia(
         selection: How much of it.
         folder: The folder of data sets; None takes the Hub.
         vocabulary_size: Most word numbers; decides how many parameters a network has.
+        next_word: Not classes are to be told but the next word, everywhere.
     """
     train, test = load_splits(DBPEDIA, folder)
     names = _names(train, DBPEDIA.train)
     classes = {name: number for number, name in enumerate(sorted(set(names)))}
-    return text_task(
-        "dbpedia",
+    make = next_word_task if next_word else text_task
+    return make(
+        "dbpedia_words" if next_word else "dbpedia",
         _texts(train, DBPEDIA.train, names, classes),
         _texts(test, DBPEDIA.test, _names(test, DBPEDIA.test), classes),
         selection,
@@ -105,7 +112,7 @@ def load_dbpedia(
     )
 
 
-def made_text(selection: Selection) -> Task:
+def made_text(selection: Selection, *, next_word: bool = False) -> Task:
     """Two hundred short texts of four topics, for tests and trials."""
     rng = torch.Generator().manual_seed(0)
     topics = [topic.split() for topic in MADE_TOPICS]
@@ -122,6 +129,8 @@ def made_text(selection: Selection) -> Task:
         return Texts(texts, labels)
 
     train, test = draw(NUM_MADE_TRAIN), draw(NUM_MADE_TEST)
+    if next_word:
+        return next_word_task("made_words", train, test, selection, 100)
     return text_task("made_text", train, test, selection, vocabulary_size=100)
 
 
@@ -155,6 +164,28 @@ def text_task(
         num_classes,
         vocabulary_size=NUM_SPECIAL + len(vocabulary),
     )
+
+
+def next_word_task(
+    name: str, train: Texts, test: Texts, selection: Selection, vocabulary_size: int
+) -> Task:
+    """The words of the selected texts one after the other, in pieces of equal length.
+
+    Each text begins with [CLS]. Inputs are the words of a piece, (N, ``PIECE``), and
+    targets those one place further on; words without a place in a piece are left out.
+    """
+    texts = text_task(name, train, test, selection, vocabulary_size)
+    pieces = [_pieces(x) for x in (texts.train_x, texts.test_x)]
+    (train_x, train_y), (test_x, test_y) = pieces
+    size = int(texts.vocabulary_size or 0)
+    return Task(name, train_x, train_y, test_x, test_y, size, vocabulary_size=size)
+
+
+def _pieces(texts: Tensor) -> tuple[Tensor, Tensor]:
+    words = texts[texts != PADDING]
+    num = (len(words) - 1) // PIECE
+    x, y = (words[first : first + num * PIECE] for first in (0, 1))
+    return x.view(num, PIECE), y.view(num, PIECE)
 
 
 def _names(rows: Rows, split: str) -> list[str]:
