@@ -1,4 +1,4 @@
-"""Does 1 / kept_norm² forecast how much harder one may compress behind the filter?
+"""The forecast of how much harder one may compress, tested on three other problems.
 
 Beyond the paper. ``dome.suggest`` forecasts a factor: an unbiased compressor behind the
 filter at that many times the rate has the noise of one without the filter. In ext04 it

@@ -11,7 +11,12 @@ def test_an_unknown_task_is_refused_with_those_there_are():
 
 def test_the_table_has_the_papers_tasks():
     paper = {"mnist", "cifar10", "tiny_imagenet", "dbpedia"}
-    assert TASKS.keys() == paper | {"digits", "made_text"}
+    assert TASKS.keys() == paper | {
+        "digits",
+        "made_text",
+        "dbpedia_words",
+        "made_words",
+    }
 
 
 def test_digits_and_made_texts_need_no_data(monkeypatch, tmp_path):

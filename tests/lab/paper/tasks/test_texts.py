@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from dome_lab.paper.models import make_model
 from dome_lab.paper.tasks import load_task
 from dome_lab.paper.tasks.texts import CLS, DBPEDIA, MADE_TOPICS, PADDING, UNKNOWN
 
@@ -101,3 +102,37 @@ def test_the_made_texts_can_be_told_apart():
     scores = (counts + 1).log() - (counts + 1).sum(1, keepdim=True).log()
     guesses = torch.stack([scores[:, text].sum(1).argmax() for text in task.test_x])
     assert (guesses == task.test_y).float().mean() > 0.9
+
+
+def test_next_words_are_the_words_one_place_further_on():
+    texts, task = load_task("made_text"), load_task("made_words")
+    words = texts.train_x[texts.train_x != PADDING]
+    num = len(task.train_x)
+    assert task.train_x.shape == task.train_y.shape == (num, 32)
+    torch.testing.assert_close(task.train_x.flatten(), words[: 32 * num])
+    torch.testing.assert_close(task.train_y.flatten(), words[1 : 32 * num + 1])
+    assert 32 * (num + 1) >= len(words)
+    assert task.num_classes == texts.vocabulary_size
+
+
+def test_a_place_of_the_small_gpt_sees_no_later_words():
+    task = load_task("made_words")
+    torch.manual_seed(0)
+    model = make_model("gpt", task)
+    x = task.train_x[:3]
+    changed = x.clone()
+    changed[:, 20:] = UNKNOWN
+    with torch.no_grad():
+        before, after = model(x), model(changed)
+    assert before.shape == (3, task.num_classes, 32)
+    torch.testing.assert_close(before[:, :, :20], after[:, :, :20])
+    assert not torch.equal(before[:, :, 20:], after[:, :, 20:])
+
+
+def test_the_two_kinds_of_text_models_are_not_mixed_up():
+    with pytest.raises(ValueError, match="'transformer' takes texts with other targe"):
+        make_model("transformer", load_task("made_words"))
+    with pytest.raises(ValueError, match="'gpt' takes texts with other targets"):
+        make_model("gpt", load_task("made_text"))
+    with pytest.raises(ValueError, match="'gpt' takes texts, task 'digits' has images"):
+        make_model("gpt", load_task("digits"))
