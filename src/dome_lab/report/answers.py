@@ -261,6 +261,13 @@ def _amount(groups: Sequence[Group]) -> Answer:
             f"In the subspace lie {100 * _mean(held):.0f} %{_bounds(held, 100, 100)} "
             "of the norm of a single sample's gradient, at the end"
         )
+    factors = _by_seed(filtered, lambda trial: end(trial, "bytes_factor"))
+    if factors:
+        lines.append(
+            f"An unbiased compressor may compress {_mean(factors):.1f}"
+            f"{_bounds(factors, 1, math.inf)} times harder behind the filter, at equal "
+            "noise"
+        )
     return Answer(AMOUNT, answer, lines)
 
 

@@ -186,3 +186,19 @@ def test_rows_of_another_loop_are_answered_as_far_as_they_go(tmp_path):
     assert not helped.is_known
     assert removed.answer == "50 %"
     assert not directions.is_known
+
+
+def test_the_factor_in_bytes_of_a_recorded_run_is_told(path):
+    steps = range(1, 31)
+    rows = [
+        {"step": s, "loss": 1.0 / s, "kept_norm": 0.4, "bytes_factor": 5.0 + 0.1 * s}
+        for s in steps
+    ]
+    _, _, removed, _ = answered(write_loose(path, rows))
+    # The last tenth of 30 steps: 7.8, 7.9 and 8.0.
+    assert "An unbiased compressor may compress 7.9 times harder" in removed.lines[-1]
+
+
+def test_without_the_column_no_factor_in_bytes_is_told(path):
+    _, _, removed, _ = answered(write_arms(path))
+    assert not any("unbiased" in line for line in removed.lines)
