@@ -53,13 +53,13 @@ class PrivateSamples:
         self.batches = BatchGuard(budget, layout.parameters)
         names = declared(options.samples_in)
         self._roles = Roles(Signature.of(model), names)
-        # Mixing is found by the independence test, as a PrivacyError with its own cure.
+        # What leaves torch and comes back is found by the independence test alone.
         self._source = PerSample(
             model,
             layout,
             batch_dim=options.batch_dim,
             samples_in=names,
-            allow_mixing=True,
+            strict=PrivacyError,
         )
         self._tested = Counter[tuple[bool, ...]]()
         self._depth, self._active = 0, True

@@ -30,7 +30,7 @@ from dome.samples.tracing.inputs import (
     check_names,
     inputs_of,
 )
-from dome.samples.tracing.nested import Value
+from dome.samples.tracing.nested import Value, is_dense
 from dome.samples.tracing.origins import Call, Place
 from dome.samples.tracing.refuse import (
     admit,
@@ -88,7 +88,7 @@ class Capture:
         # A call with one tensor: its roles and shape, B, and where it holds samples.
         self._settled: tuple[tuple[Roles, torch.Size], int, Place, str] | None = None
         self._allowing: set[int] = set()
-        self._strict: set[int] = set()
+        self._strict: dict[int, type[RuntimeError]] = {}
         self._num_pauses = 0
         # What the calls inside a checkpoint that is computed again were captured for.
         self.replayed: Iterator[Wanted | None] = iter(())
@@ -103,17 +103,21 @@ class Capture:
         return bool(self._takers)
 
     def subscribe(
-        self, taker: Taker, *, allow_mixing: bool = False, strict: bool = False
+        self,
+        taker: Taker,
+        *,
+        allow_mixing: bool = False,
+        strict: type[RuntimeError] | None = None,
     ) -> None:
         """Feed a taker from the next forward pass on.
 
         Args:
             taker: Who wants samples.
             allow_mixing: Parameters may meet mixed samples, if all takers say so.
-            strict: No samples may be mixed at all, if one taker says so.
+            strict: No samples may be mixed at all, if one taker gives an error.
         """
         self._allowing |= {id(taker)} if allow_mixing else set()
-        self._strict |= {id(taker)} if strict else set()
+        self._strict |= {id(taker): strict} if strict else {}
         model = self._model()
         if model is not None and not self._handles:
             never_compile("dome")
@@ -128,7 +132,7 @@ class Capture:
         """Feed a taker no more; the hooks go with the last one."""
         self._takers = [other for other in self._takers if other is not taker]
         self._allowing.discard(id(taker))
-        self._strict.discard(id(taker))
+        self._strict.pop(id(taker), None)
         if not self._takers:
             for handle in self._handles:
                 handle.remove()
@@ -206,7 +210,9 @@ class Capture:
         the same shape.
         """
         alone = args[0] if len(args) == 1 and not kwargs else None
-        if not isinstance(alone, Tensor):
+        if not isinstance(alone, Tensor) or not is_dense(alone):
+            alone = None
+        if alone is None:
             self._settled = None
         elif self._settled is not None and self._settled[0] == (roles, alone.shape):
             _, num_samples, place, name = self._settled
@@ -214,7 +220,7 @@ class Capture:
         inputs = inputs_of(
             model, args, kwargs, roles, self.batch_dim, self._last_offset
         )
-        if isinstance(alone, Tensor):
+        if alone is not None:
             ((_, place, name),) = inputs.places
             self._settled = (roles, alone.shape), inputs.num_samples, place, name
         return inputs
@@ -252,10 +258,11 @@ class Capture:
             return None
         if self._wanted is None or self._wanted.takers != active:
             ids = {id(taker) for taker in active}
+            errors = [error for taker, error in self._strict.items() if taker in ids]
             self._wanted = Wanted(
                 active,
-                allow_mixing=ids <= self._allowing,
-                strict=not ids.isdisjoint(self._strict),
+                allow_mixing=ids <= self._allowing and not errors,
+                strict=errors[0] if errors else None,
             )
         return self._wanted
 
@@ -403,19 +410,26 @@ class CaptureMode(TorchFunctionMode):
         if meets and not self.allow_mixing:
             admit(self.trace, call)
         if meets or func in ALWAYS:
-            rule = rule_for(self.trace, call)
-            try:
-                return rule(self.trace, call, *call.args, **call.kwargs)
-            except TypeError as error:
-                if not call.in_place:
-                    call.plain()  # raises it, if it is the operation's own
-                raise _failed(call, error) from error
-            except RuntimeError as error:
-                if inside_transform():
-                    problem = "it is inside a transform of torch.func"
-                    raise self.trace.lost(problem, *call.derived) from error
-                raise
+            return self._by_rule(call)
         return func(*call.args, **call.kwargs)
+
+    def _by_rule(self, call: Call) -> Value:
+        trace, rule = self.trace, rule_for(self.trace, call)
+        # What a rule does with samples by number, such as padding bags, is no mixing.
+        strict, trace.strict = trace.strict, None
+        try:
+            return rule(trace, call, *call.args, **call.kwargs)
+        except TypeError as error:
+            if not call.in_place:
+                call.plain()  # raises it, if it is the operation's own
+            raise _failed(call, error) from error
+        except RuntimeError as error:
+            if inside_transform():
+                problem = "it is inside a transform of torch.func"
+                raise trace.lost(problem, *call.derived) from error
+            raise
+        finally:
+            trace.strict = strict
 
 
 def _failed(call: Call, error: TypeError) -> RuntimeError:

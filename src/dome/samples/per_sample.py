@@ -40,8 +40,8 @@ class PerSample:
         allow_mixing: Let tracked parameters meet samples that were mixed: their rows
             then hold parts of other samples' terms of the loss. All sources of a model
             must agree to it.
-        strict: Refuse every mix that the model computes, also one that is part of the
-            loss, as differential privacy must.
+        strict: Raise this error for every mix that the model computes, also one that
+            is part of the loss, as differential privacy must.
         ignore_penalty: Let the loss have terms that are no sample's and that cannot
             be recognised, as an L2 or L1 penalty on the weights is.
         direction_rank: Keep samples as products, for directions of this rank.
@@ -56,7 +56,7 @@ class PerSample:
         batch_dim: int | None = None,
         samples_in: str | Sequence[str] | None = None,
         allow_mixing: bool = False,
-        strict: bool = False,
+        strict: type[RuntimeError] | None = None,
         ignore_penalty: bool = False,
         direction_rank: int | None = None,
         use: Use | None = None,

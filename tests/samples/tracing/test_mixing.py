@@ -228,8 +228,8 @@ def test_a_mix_that_no_parameter_meets_is_part_of_the_loss(mix):
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES.keys())
 def test_strict_refuses_a_mix_in_the_loss_too(mix):
     model = model_that(mix, "behind")
-    source = PerSample(model, Layout(model), strict=True)
-    with pytest.raises(RuntimeError, match=r"mixes the samples of a batch by .*strict"):
+    source = PerSample(model, Layout(model), strict=RuntimeError)
+    with pytest.raises(RuntimeError, match=r"mixes samples by .*detach"):
         model(torch.randn(B, 4))
     source.detach()
 
@@ -245,7 +245,7 @@ def mean_loss(m, x):
 )
 def test_strict_lets_a_model_return_the_mean_of_its_losses(total):
     model = Then(total, layer=nn.Linear(4, 4))
-    source = PerSample(model, Layout(model), strict=True)
+    source = PerSample(model, Layout(model), strict=RuntimeError)
     model(torch.randn(B, 4)).backward()
     assert_close(source.take().sum(0), Layout(model).gather())
     source.detach()
@@ -264,9 +264,19 @@ def test_strict_lets_a_model_return_the_mean_of_its_losses(total):
 )
 def test_strict_refuses_totals_that_are_no_sum_of_losses(total):
     model = Then(lambda m, x: total(m.layer(x).square()), layer=nn.Linear(4, 4))
-    source = PerSample(model, Layout(model), strict=True)
-    with pytest.raises(RuntimeError, match="mixes the samples of a batch by"):
+    source = PerSample(model, Layout(model), strict=RuntimeError)
+    with pytest.raises(RuntimeError, match="mixes samples by"):
         model(torch.randn(B, 4))
+    source.detach()
+
+
+def test_strict_lets_a_rule_do_what_it_needs():
+    # Rows of a batch of bags are padded with those of their neighbours, and masked.
+    model = nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 3))
+    bags = Then(lambda m, x, starts: m.net[1](m.net[0](x, starts)), net=model)
+    source = PerSample(bags, Layout(bags), strict=RuntimeError)
+    sum_loss(bags(torch.arange(9), torch.tensor([0, 2, 5]))).backward()
+    assert_close(source.take().sum(0), Layout(bags).gather())
     source.detach()
 
 

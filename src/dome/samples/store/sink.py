@@ -81,11 +81,15 @@ class Wanted:
     Args:
         takers: At least one. A parameter may have several.
         allow_mixing: Let parameters meet samples that were mixed.
-        strict: Refuse every mix of samples.
+        strict: The error to raise for every mix of samples, if none may be.
     """
 
     def __init__(
-        self, takers: Sequence[Taker], *, allow_mixing: bool, strict: bool
+        self,
+        takers: Sequence[Taker],
+        *,
+        allow_mixing: bool,
+        strict: type[RuntimeError] | None,
     ) -> None:
         self.takers = tuple(takers)
         self.allow_mixing, self.strict = allow_mixing, strict

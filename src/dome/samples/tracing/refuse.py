@@ -232,9 +232,9 @@ def refuse_mix(trace: Trace, call: Call, out: Value) -> None:
             continue
         how = origin.mixed or origin.hidden
         if how is not None and not _is_loss(trace, call, t):
-            raise RuntimeError(mixed_in_strict(how))
+            raise trace.mixes(how)
         if origin.place is not None and origin.doubt is not None:
-            error = RuntimeError(mixed_in_strict("indexing that joins several"))
+            error = trace.mixes("indexing that joins several")
             trace.questions.raise_if(origin.doubt, error)
 
 
@@ -245,16 +245,8 @@ def refuse_order(trace: Trace, output: Value) -> None:
         if isinstance(place, Labels) and t.ndim and len(t) == place.batch:
             own = torch.arange(place.batch, device=t.device)
             own = own.view(-1, *(1,) * (t.ndim - 1))
-            error = RuntimeError(mixed_in_strict("giving them back in another order"))
+            error = trace.mixes("giving them back in another order")
             trace.questions.raise_if((place.ids != own).any(), error)
-
-
-def mixed_in_strict(how: str) -> str:
-    """The sentence for a model that mixes samples where none may."""
-    return (
-        f"the model mixes the samples of a batch by {how}, which strict=True refuses "
-        "(differential privacy needs every sample alone): take that part out"
-    )
 
 
 def _is_loss(trace: Trace, call: Call, t: Tensor) -> bool:

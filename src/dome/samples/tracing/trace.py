@@ -77,9 +77,9 @@ class Trace:
     ) -> None:
         self._model = weakref.ref(model)
         self.resume = resume
-        # Whether integers that mixed samples, such as an order found by sorting them,
-        # count as well.
-        self.strict = False
+        # What to raise if samples are mixed anywhere. Integers that mixed them, such as
+        # an order found by sorting, count as well then.
+        self.strict: type[RuntimeError] | None = None
         # Whether all of this ran before: a checkpoint computes it once more.
         self.again = False
         self.questions = Questions()
@@ -247,7 +247,16 @@ class Trace:
         )
 
     def mixes(self, how: str, *weights: Tensor | None) -> RuntimeError:
-        """The error for a parameter that meets samples after they were mixed."""
+        """The error for a parameter that meets samples after they were mixed.
+
+        Or for any mix of samples, where none may be.
+        """
+        if self.strict is not None:
+            return self.strict(
+                f"the model mixes samples by {how}: clipping one bounds nothing. Make "
+                f"every sample's output depend on that sample alone, and detach() what "
+                f"is computed of a batch for other ends"
+            )
         return RuntimeError(
             f"parameter {self.name(*weights)!r} meets samples that were mixed by {how}:"
             " its row would hold parts of other samples. Mix after the last tracked "
