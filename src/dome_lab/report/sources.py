@@ -64,6 +64,21 @@ def renamed(row: Row) -> Row:
     return row
 
 
+def as_shares(rows: Sequence[Row]) -> list[Row]:
+    """Rows whose accuracy is a share: where one is above 1 all are per cent."""
+    there = [
+        v for row in rows if isinstance(v := row.get("test_accuracy"), int | float)
+    ]
+    if not any(value > 1 for value in there):
+        return list(rows)
+    return [
+        row | {"test_accuracy": v / 100}
+        if isinstance(v := row.get("test_accuracy"), int | float)
+        else row
+        for row in rows
+    ]
+
+
 def timed(rows: Sequence[Row]) -> list[Row]:
     """Rows of a run whose ``elapsed`` is counted from its first one.
 
@@ -327,7 +342,7 @@ def _trials(
             )
         return known_trials(finished), notes
     found: dict[tuple[str, int], list[Row]] = {}
-    for row in map(renamed, loose):
+    for row in as_shares(list(map(renamed, loose))):
         key = arm_and_seed(str(row.get(RUN, name)), row.get(SEED))
         found.setdefault(key, []).append(row)
     return [

@@ -13,7 +13,7 @@ from dome_lab.report.groups import groups_of, metrics_of
 from dome_lab.report.page import html
 from dome_lab.report.pairs import pairs_of
 from dome_lab.report.sections import file_sections
-from dome_lab.report.sources import timed
+from dome_lab.report.sources import as_shares, timed
 
 
 def recorded(path, rng, *, filtered, num=6):
@@ -154,7 +154,7 @@ def test_intervals_end_where_values_do_and_two_seeds_are_points(tmp_path):
         f"plain-seed{seed}": [[1, 1.0, value, 1.0]]
         for seed, value in enumerate((0.5, 0.9, 1.0))
     }
-    runs |= {f"dome-seed{seed}": [[1, 1.0, 0.1 + seed, 1.0]] for seed in range(2)}
+    runs |= {f"dome-seed{seed}": [[1, 1.0, 0.1 + 0.8 * seed, 1]] for seed in range(2)}
     sections = file_sections(write_runs(tmp_path, runs), baseline="plain")
     page = html("title", sections)
     (part,) = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])
@@ -162,5 +162,16 @@ def test_intervals_end_where_values_do_and_two_seeds_are_points(tmp_path):
     assert plain["high"] == [100.0]
     assert 0 <= plain["low"][0] < 50
     assert "low" not in dome_
-    assert dome_["seeds"] == [[10.0], [100.0]]  # 1.1 is no share
+    assert dome_["seeds"] == [[10.0], [90.0]]
     assert "an interval needs 3" in page
+
+
+def test_accuracy_in_per_cent_is_read_as_such(tmp_path):
+    shares = curve(1.0)
+    runs = {"plain": shares, "dome": [[s, x, 100 * a, t] for s, x, a, t in shares]}
+    sections = file_sections(write_runs(tmp_path, runs), baseline="plain")
+    (pair,) = pairs_of(groups_of(sections[0]))
+    assert pair.before == pytest.approx(0.5)
+    assert pair.after == pytest.approx(0.5)
+    lost = [{"test_accuracy": 0.5}, {"test_accuracy": float("nan")}]
+    assert as_shares(lost) == lost
