@@ -408,7 +408,7 @@ def test_what_comes_behind_the_filter_gets_the_filtered_gradient(rng, monkeypatc
     ("options", "words"),
     [
         ({"direction_rank": 0}, "at least 1"),
-        ({"direction_rank": 2, "tracker": "svd"}, 'form of tracker="power"'),
+        ({"direction_rank": 2, "tracker": "svd"}, 'works with tracker="power" only'),
         ({"direction_rank": 2, "basis_dtype": torch.bfloat16}, "basis_dtype"),
     ],
 )

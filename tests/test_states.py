@@ -36,7 +36,7 @@ DAMAGES = {
     "half a step": ("num_steps", lambda t: t + 0.5, "'num_steps' in the state is"),
     "another layer": ("blocks.0.Q", None, "block '0'.* no 'Q'"),
     "a basis of NaN": ("blocks.2.basis", nan, "block '2'.*not orthonormal"),
-    "a stage of NaN": ("after.1.error", nan, "ErrorFeedback.*no vector of finite"),
+    "a stage of NaN": ("after.1.error", nan, "ErrorFeedback.*not a vector of finite"),
     "a stage in the past": ("after.0.step", lambda t: -t, "'step' in the state of a"),
     "a stage without steps": ("after.0.step", None, "it has no 'step'"),
 }

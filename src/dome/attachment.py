@@ -46,8 +46,9 @@ def attach(
     check_optimizer(model, optimizer)
     if not runs_step_hooks(optimizer):
         raise ValueError(
-            f"{type(optimizer).__name__} is a wrapper that runs no hooks of torch: use "
-            f"dome.integrations.accelerate.attach, or attach to the optimizer inside"
+            f"{type(optimizer).__name__} wraps another optimizer and does not run "
+            "torch's step hooks: use dome.integrations.accelerate.attach, or attach "
+            "to the optimizer inside"
         )
     held = held_by(optimizer)
     ours, patterns = selected(model, parameters, among=held)

@@ -42,7 +42,7 @@ class EWC:
         self, model: nn.Module, strength: float, *, decay: float = 1.0
     ) -> None:
         if not 0 <= strength < float("inf"):
-            raise ValueError(f"strength must be a number from 0 on, got {strength}")
+            raise ValueError(f"strength must be a number of at least 0, got {strength}")
         if not 0 < decay <= 1:
             raise ValueError(f"decay must lie in (0, 1], got {decay}")
         self.strength, self.decay = strength, decay

@@ -158,6 +158,6 @@ def _told(path: Path) -> Iterator[None]:
         if error.errno not in _NO_ROOM:
             raise
         raise DiskFullError(
-            f"disk full ({error.strerror}): {path} is as it was before; make room, and "
-            f"go on"
+            f"disk full ({error.strerror}): {path} is as it was before; free some "
+            "space and try again"
         ) from error

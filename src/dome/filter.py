@@ -229,8 +229,9 @@ class GradientFilter(Hooked):
             )
         if self._streaming:
             raise RuntimeError(
-                "observe() comes after backward(), whose samples stream=True has used: "
-                "call it before, or leave stream out"
+                "observe() was called after backward(), but stream=True has used its "
+                "samples already: call observe() before backward(), or leave stream "
+                "out"
             )
         self._tracker.update(grads)
         self._stats = None

@@ -211,8 +211,8 @@ class Masks:
         first = next(name for name, num in zip(names, counts, strict=True) if num)
         warnings.warn(
             f"{sum(counts)} entries of .grad, the first in {first!r}, are held at zero "
-            f"although backward() brought gradients for them: by a mask on the "
-            f"gradient. dome leaves them at zero, too.",
+            "although backward() computed gradients for them, as by a mask on the "
+            "gradient. dome keeps them at zero too.",
             RuntimeWarning,
             stacklevel=2,
         )

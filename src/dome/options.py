@@ -55,14 +55,14 @@ class Options(TypedDict, total=False):
         direction_rank: Store every direction, in each weight matrix, as a product of
             two thin matrices of this rank, and take samples as inputs and output
             gradients: for models whose basis (D, K) or rows (B, D) do not fit.
-        batch_dim: Which dimension of the model's input enumerates samples, if not 0.
+        batch_dim: The dimension of the model's input along which samples lie, if not 0.
         samples_in: Which inputs of the model hold samples, by their names in
             ``forward()``: "x", or "batch['ids']" inside a nested one; all others hold
-            none. Needed where the sizes of the inputs do not tell.
-        allow_mixing: Let parameters meet tensors in which samples were mixed along
-            their axis: a sample's row then is its share of the batch loss.
-        ignore_penalty: Do not ask whether the samples account for all of the gradient,
-            where a term of the loss is no sample's: a penalty other than L1 or L2.
+            none. Needed if the sizes of the inputs leave it open.
+        allow_mixing: Capture parameters that are used after samples were combined. A
+            sample's row is then its share of the batch loss.
+        ignore_penalty: Skip the check that samples add up to the gradient. Needed for
+            penalties in the loss other than L1 and L2.
     """
 
     tracker: str | TrackerFactory
@@ -197,8 +197,8 @@ class FilterOptions:
             )
         if self.tracker != "power":
             raise ValueError(
-                f'direction_rank is a form of tracker="power", got tracker='
-                f"{self.tracker!r}: leave one of the two out"
+                'direction_rank works with tracker="power" only, got '
+                f"tracker={self.tracker!r}: leave one of the two out"
             )
         if self.basis_dtype not in (None, *DIRECTION_DTYPES):
             raise ValueError(
@@ -222,8 +222,9 @@ class FilterOptions:
             )
         if self.scaler is not None:
             raise ValueError(
-                "stream=True turns bases before a GradScaler can skip the step: leave "
-                "one of the two out, or use torch.bfloat16, which needs no scaler"
+                "stream=True updates bases before a GradScaler can skip the step: "
+                "leave one of the two out, or use torch.bfloat16, which needs no "
+                "scaler"
             )
         if self.direction_rank is not None:
             raise ValueError(
@@ -300,8 +301,8 @@ class FilterOptions:
             if missing:
                 raise ValueError(
                     f"tracker={self.tracker!r} made a {type(made).__name__} without "
-                    f"{', '.join(missing)}: dome.testing.check_tracker tells what a "
-                    f"tracker needs"
+                    f"{', '.join(missing)}: dome.testing.check_tracker shows what a "
+                    "tracker needs"
                 )
             return made
         where["dtype"] = self.basis_dtype or where["dtype"]
@@ -356,7 +357,7 @@ def _check_stages(after: object) -> None:
     for stage in () if after is None else stages:
         if isinstance(stage, type):
             raise ValueError(
-                f"after got the class {stage.__name__}: give an object of it, such as "
+                f"after got the class {stage.__name__}: pass an instance, such as "
                 f"{stage.__name__}(...)"
             )
         if not callable(stage):

@@ -77,12 +77,14 @@ def load_together(parts: Iterable[tuple[Any, Mapping[str, Tensor]]]) -> None:
 def count_in(state: Mapping[str, Tensor], name: str) -> int:
     """A number of steps out of a state; one that cannot be is refused by name."""
     if name not in state:
-        raise ValueError(f"the state has no {name!r}: the file is damaged, or no state")
+        raise ValueError(
+            f"the state has no {name!r}: the file is damaged, or not a state"
+        )
     value = state[name]
     if value.numel() != 1 or value.is_floating_point() or int(value) < 0:
         raise ValueError(
             f"{name!r} in the state is {value.tolist()}, not a number of steps: the "
-            f"file is damaged, or no state"
+            "file is damaged, or not a state"
         )
     return int(value)
 
@@ -99,13 +101,13 @@ def check_model(layout: Layout, state: Mapping[str, Tensor]) -> None:
         if not isinstance(value, Tensor):
             raise ValueError(
                 f"{name!r} in the state is a {type(value).__name__}, not a tensor: the "
-                f"file is damaged, or no state"
+                "file is damaged, or not a state"
             )
     for name, shape in here.items():
         if name not in saved:
             raise ValueError(
-                f"the checkpoint does not know parameter {name!r}, which is trained "
-                f"here: it belongs to another model or to other trainable parameters"
+                f"the checkpoint has no parameter {name!r}, which is trained here: it "
+                "belongs to another model or to other trainable parameters"
             )
         if tuple(saved[name].tolist()) != shape:
             raise ValueError(

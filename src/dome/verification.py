@@ -73,7 +73,7 @@ class Report:
             worst = max(e.error for e in self.errors)
             return (
                 f"{len(self.errors)} parameters, {self.num_samples} samples: captured "
-                f"gradients agree with one backward a sample (largest relative "
+                "gradients agree with one backward per sample (largest relative "
                 f"deviation {worst:.1e}, allowed {self.tolerance:.0e})"
             )
         lines = [

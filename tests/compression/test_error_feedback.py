@@ -108,7 +108,7 @@ def test_a_gradient_of_another_length_is_refused(rng):
 
 @pytest.mark.parametrize("wrong", [TopK, 100, None])
 def test_what_is_no_compressor_is_refused_by_name(wrong):
-    with pytest.raises(TypeError, match=r"around a compressor.*TopK\(rate=100\)"):
+    with pytest.raises(TypeError, match=r"needs a compressor.*TopK\(rate=100\)"):
         ErrorFeedback(wrong)
 
 

@@ -84,7 +84,7 @@ def test_a_message_changed_in_place_is_refused_with_the_way_to_add():
 
 def test_numbers_of_another_dtype_or_length_do_not_fit():
     for wrong in (message().numbers.double(), message().numbers[1:]):
-        with pytest.raises(ValueError, match="give a sum of what message"):
+        with pytest.raises(ValueError, match="pass a sum of message"):
             message().with_numbers(wrong)
 
 

@@ -1017,9 +1017,9 @@ def options_of_sharing_are_checked(place):
     attach = dome.distributed.attach
     with pytest.raises(ValueError, match='share must be "own"'):
         attach(model, sgd(model), 4, TopK(5), share=0)
-    with pytest.raises(ValueError, match="share is for workers with a compressor"):
+    with pytest.raises(ValueError, match="share needs a compressor"):
         attach(model, sgd(model), 4, share=10)
-    with pytest.raises(ValueError, match="GradScaler looks at gradients before"):
+    with pytest.raises(ValueError, match="GradScaler checks gradients before"):
         attach(model, sgd(model), 4, scaler=torch.amp.GradScaler("cpu"))
 
 

@@ -46,7 +46,7 @@ def attach(model, optimizer=None, **options):
     [
         ({"samples": "per_sample"}, 'takes samples="worker"'),
         ({"after": nn.Identity()}, "after gets the whole filtered gradient"),
-        ({"tracker": dome.StreamingPower}, 'the tracker is "power" or "svd"'),
+        ({"tracker": dome.StreamingPower}, 'the tracker must be "power" or "svd"'),
         ({"compressor": TopK(4.0)}, "a compressor needs the whole gradient"),
     ],
 )

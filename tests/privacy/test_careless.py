@@ -151,12 +151,12 @@ def test_public_changes_have_no_private_batch_beside_them(loop):
     _, _, private = loop
     batches = iter(private.loader(private._loader.dataset))
     with (
-        pytest.raises(PrivacyError, match="a private batch is waiting"),
+        pytest.raises(PrivacyError, match="a private batch waits"),
         private.public_changes(),
     ):
         next(batches)
     with (
-        pytest.raises(PrivacyError, match="a private batch is waiting"),
+        pytest.raises(PrivacyError, match="a private batch waits"),
         private.public_changes(),
     ):
         pass
@@ -220,7 +220,7 @@ def test_as_many_samples_from_elsewhere_are_refused():
         optimizer.zero_grad()
         x, y = samples(6, seed=8)
         cross_entropy(model(x), y).backward()
-        with pytest.raises(PrivacyError, match="not the samples of this batch"):
+        with pytest.raises(PrivacyError, match="not that of all samples of this batch"):
             optimizer.step()
 
 
@@ -231,7 +231,7 @@ def test_the_gradient_of_another_batch_is_refused():
     for a, _ in private.loader(TensorDataset(*samples(6))):
         model(a)
         loss.backward()
-        with pytest.raises(PrivacyError, match="not the samples of this batch"):
+        with pytest.raises(PrivacyError, match="not that of all samples of this batch"):
             optimizer.step()
 
 
@@ -241,7 +241,7 @@ def test_one_sample_in_the_place_of_another_is_refused():
         for i in (0, 1, 2, 3, 4, 4):
             loss = cross_entropy(model(x[i : i + 1]), y[i : i + 1], reduction="sum")
             loss.backward()
-        with pytest.raises(PrivacyError, match="not the samples of this batch"):
+        with pytest.raises(PrivacyError, match="not that of all samples of this batch"):
             optimizer.step()
 
 
@@ -255,7 +255,9 @@ def test_calls_that_share_rows_must_have_their_samples_in_the_same_order(turned)
         difference = model(a) - (model(b.flip(0)).flip(0) if turned else model(b))
         difference.square().sum(dim=1).mean().backward()
         if turned:  # a sample would be in two rows, and clipped in each
-            with pytest.raises(PrivacyError, match="not the samples of this batch"):
+            with pytest.raises(
+                PrivacyError, match="not that of all samples of this batch"
+            ):
                 optimizer.step()
         else:
             optimizer.step()
@@ -277,7 +279,7 @@ def test_samples_that_were_mixed_before_the_model_are_refused():
     model, optimizer, private = attached()
     for x, y in private.loader(TensorDataset(*samples(6))):
         cross_entropy(model(x - x.mean(dim=0)), y).backward()
-        with pytest.raises(PrivacyError, match="not the samples of this batch"):
+        with pytest.raises(PrivacyError, match="not that of all samples of this batch"):
             optimizer.step()
 
 
@@ -286,7 +288,7 @@ def test_samples_that_were_changed_in_place_are_refused():
     for x, y in private.loader(TensorDataset(*samples(6))):
         x.sub_(x.mean(dim=0))
         cross_entropy(model(x), y).backward()
-        with pytest.raises(PrivacyError, match="not the samples of this batch"):
+        with pytest.raises(PrivacyError, match="not that of all samples of this batch"):
             optimizer.step()
 
 

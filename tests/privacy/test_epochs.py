@@ -72,7 +72,7 @@ def test_epsilon_remembers_delta():
 
 def test_epsilon_without_any_delta_is_an_error():
     *_, private = attached(noise_multiplier=1.0)
-    with pytest.raises(ValueError, match=r"epsilon is at a delta: give one"):
+    with pytest.raises(ValueError, match=r"epsilon depends on delta: pass one"):
         private.epsilon()
     assert private.epsilon(1e-5) == 0
 
@@ -112,8 +112,8 @@ class Stream(IterableDataset):
     ("options", "error", "message"),
     [
         ({"sample_rate": 0.1}, ValueError, r"given twice: .* 5 batches, and so 0\.2"),
-        ({"data": DATA}, ValueError, "is not known: give sample_rate, or data=loader"),
-        ({"data": None}, ValueError, "is not known: give sample_rate, or data=loader"),
+        ({"data": DATA}, ValueError, "is not known: pass sample_rate, or data=loader"),
+        ({"data": None}, ValueError, "is not known: pass sample_rate, or data=loader"),
         ({"epochs": 2, "steps": 3}, ValueError, "epochs or steps, not both; got 2 and"),
         ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
         ({"epochs": 1.5}, ValueError, r"epochs must be a whole number, got 1\.5"),

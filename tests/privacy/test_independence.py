@@ -315,7 +315,7 @@ def test_a_model_that_cannot_be_repeated_is_refused():
     def noise(x):
         return x + torch.randn(x.shape, generator=rng)
 
-    with pytest.raises(PrivacyError, match="other gradients when the same samples"):
+    with pytest.raises(PrivacyError, match="other gradients for the same samples"):
         one_step(Before(noise))
 
 

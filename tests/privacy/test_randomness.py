@@ -91,5 +91,5 @@ def test_bad_stages_are_refused(value):
     with pytest.raises(ValueError, match="max_norm must be a positive"):
         Clip(value)
     if value != 0:
-        with pytest.raises(ValueError, match="std must be a number from 0 on"):
+        with pytest.raises(ValueError, match="std must be a number of at least 0"):
             GaussianNoise(value)

@@ -51,9 +51,13 @@ def test_parameters_that_are_not_those_of_the_state_are_refused():
     late = saved(model, private)
     model, _, again = attached()
     resume(model, again, (late[0], early[1]))  # parameters of steps that it has not
-    with pytest.raises(PrivacyError, match="not those of the state that was loaded"):
+    with pytest.raises(
+        PrivacyError, match="not those that were saved with the loaded state"
+    ):
         model(DATA[:][0])
-    with pytest.raises(PrivacyError, match="not those of the state that was loaded"):
+    with pytest.raises(
+        PrivacyError, match="not those that were saved with the loaded state"
+    ):
         again.epsilon(DELTA)
     model.load_state_dict(early[0])
     assert again.epsilon(DELTA) > 0
@@ -133,7 +137,7 @@ def test_a_state_that_does_not_tell_its_runs_or_its_parameters_is_refused(name):
 def test_costs_that_cannot_be_are_refused(row):
     budget = Budget(1.0, 0.1)
     state = budget.state_dict() | {"history": torch.tensor([row])}
-    with pytest.raises(ValueError, match="which cannot be: it is damaged"):
+    with pytest.raises(ValueError, match="which is impossible: it is damaged"):
         budget.load_state_dict(state)
 
 

@@ -105,8 +105,8 @@ class Codec:
         if "step" not in state:
             if self.seed is not None:
                 raise ValueError(
-                    f"this is no state of a compressor with noise: it has no 'step', "
-                    f"only {sorted(state)}"
+                    "this is not a state of a compressor with noise: it has no "
+                    f"'step', only {sorted(state)}"
                 )
             state = {"step": torch.tensor(0)}  # from before these counted steps
         step = state["step"]

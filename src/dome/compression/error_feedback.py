@@ -42,8 +42,8 @@ class ErrorFeedback:
     def __init__(self, compressor: Compressor) -> None:
         if isinstance(compressor, type) or not hasattr(compressor, "encode"):
             raise TypeError(
-                f"error feedback is around a compressor, as in ErrorFeedback("
-                f"TopK(rate=100)), got {compressor!r}"
+                "ErrorFeedback needs a compressor, as in "
+                f"ErrorFeedback(TopK(rate=100)), got {compressor!r}"
             )
         if isinstance(compressor, ErrorFeedback):
             raise ValueError("the compressor has error feedback already")
@@ -129,9 +129,9 @@ class ErrorFeedback:
         error = state.get("error")
         if error is not None and not (error.dim() == 1 and error.isfinite().all()):
             raise ValueError(
-                f"'error' in the state of an ErrorFeedback, shape "
-                f"{tuple(error.shape)}, is no vector of finite numbers: the file is "
-                f"damaged; go back to an older one"
+                "'error' in the state of an ErrorFeedback, shape "
+                f"{tuple(error.shape)}, is not a vector of finite numbers: the file is "
+                "damaged; go back to an older one"
             )
         self.compressor.load_state_dict(
             {

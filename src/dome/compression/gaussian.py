@@ -143,6 +143,6 @@ def _restore(generator: torch.Generator, saved: Tensor) -> None:
     except RuntimeError as error:
         raise ValueError(
             f"the saved noise of a GaussianSketch was not drawn on {generator.device}, "
-            f"and generators of other kinds draw other numbers: go on where it was "
+            "and other kinds of devices draw other numbers: resume where it was "
             f"saved, or leave 'generator' out of the state ({error})"
         ) from error

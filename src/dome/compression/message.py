@@ -82,8 +82,8 @@ class Message:
         if numbers.dtype != sum_dtype or body.shape != self.body.shape:
             raise ValueError(
                 f"this message has {len(self.body)} bytes of {sum_dtype}, got "
-                f"{len(body)} of {numbers.dtype}: give a sum of what message.numbers "
-                f"is, in its dtype"
+                f"{len(body)} of {numbers.dtype}: pass a sum of message.numbers, in "
+                "the same dtype"
             )
         return _sealed((tag, step, dim, dtype, sum_dtype), body, _bytes_of(body))
 
@@ -96,7 +96,7 @@ class Message:
         tag, crc, step, dim, kind, sum_kind = FRONT.unpack_from(data)
         if crc != zlib.crc32(memoryview(data)[CHECKED]):
             raise ValueError(
-                "the message is damaged or cut off: it is not as it was made. To add "
+                "the message is damaged or cut off: its checksum is wrong. To add "
                 "messages, use sum_messages, or numbers and with_numbers"
             )
         return tag, step, dim, DTYPES[kind], SUM_DTYPES[sum_kind]
@@ -187,8 +187,8 @@ def sum_messages(messages: Sequence[Message]) -> Message:
             raise ValueError(f"message {number} cannot be added: {error}") from error
         if front[1] != first[1]:
             raise ValueError(
-                f"messages of steps {first[1]} and {front[1]} cannot be added: every "
-                f"step has a sketch of its own"
+                f"messages of steps {first[1]} and {front[1]} cannot be added: each "
+                "step uses another sketch"
             )
         if front != first:
             raise ValueError(

@@ -159,6 +159,6 @@ def _scipy() -> Any:  # noqa: ANN401 (a module)
         from scipy.sparse import linalg
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "eigenpairs take scipy: pip install 'dome-torch[curvature]'"
+            "eigenpairs need scipy: pip install 'dome-torch[curvature]'"
         ) from error
     return linalg

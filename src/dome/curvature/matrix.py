@@ -96,7 +96,7 @@ class Loss:
         """A vector (D,) as tensors of the parameters' shapes and precision."""
         if vector.shape != (self.layout.dim,):
             raise ValueError(
-                f"vector must have shape ({self.layout.dim},), one entry a trainable "
+                f"vector must have shape ({self.layout.dim},), one entry per trainable "
                 f"parameter, got {tuple(vector.shape)}"
             )
         vector = vector.to(self.layout.device)

@@ -68,7 +68,7 @@ def _wide_first(V: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     for basis in (V, W):
         if basis.dim() != 2 or basis.shape[1] == 0:
             raise ValueError(
-                f"a basis must have shape (D, K), one direction a column, got "
+                "a basis must have shape (D, K), one direction per column, got "
                 f"{tuple(basis.shape)}"
             )
     if len(V) != len(W):

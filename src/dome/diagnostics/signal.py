@@ -60,7 +60,7 @@ def signal_to_noise(grads: Tensor, basis: Tensor | None = None) -> SignalToNoise
     """
     if grads.dim() != 2 or len(grads) < 2:
         raise ValueError(
-            f"signal and noise take at least two samples as rows (B, D), got shape "
+            "signal and noise need at least two samples as rows (B, D), got shape "
             f"{tuple(grads.shape)}"
         )
     mean = grads.mean(dim=0, keepdim=True)

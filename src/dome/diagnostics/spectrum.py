@@ -146,8 +146,8 @@ def covariance_eigenpairs(grads: Tensor, num: int) -> tuple[Tensor, Tensor]:
     most = min(len(grads) - 1, grads.shape[1])
     if not 1 <= num <= most:
         raise ValueError(
-            f"num must be between 1 and {most}, which is what {len(grads)} centred "
-            f"samples determine, got {num}: take more samples"
+            f"num must be between 1 and {most}, because {len(grads)} centred samples "
+            f"determine no more, got {num}: use more samples"
         )
     values, vectors = torch.linalg.eigh(_centered_gram(grads))
     values, vectors = values.flip(0)[:num], vectors.flip(1)[:, :num]
@@ -165,7 +165,7 @@ def batch_spectrum(grads: Tensor) -> Spectrum:
     """Spectrum of the centred covariance of a batch of samples, shape (N, D)."""
     if grads.dim() != 2 or len(grads) < 3:
         raise ValueError(
-            f"a spectrum takes at least three samples as rows (N, D), got shape "
+            "a spectrum needs at least three samples as rows (N, D), got shape "
             f"{tuple(grads.shape)}"
         )
     if not grads.isfinite().all():
@@ -194,9 +194,9 @@ def data_spectrum(
     batches = Batches(data, batch_size)
     if batches.num_samples > MOST_SAMPLES:
         raise ValueError(
-            f"{batches.num_samples} samples make a matrix of as many rows and columns: "
-            f"take {MOST_SAMPLES} of them or fewer, or the leading directions alone "
-            f"with dome.curvature.Covariance"
+            f"{batches.num_samples} samples need a matrix with as many rows and "
+            f"columns: use at most {MOST_SAMPLES} of them, or "
+            "dome.curvature.Covariance for the leading directions alone"
         )
     rows = [per_sample_gradients(model, loss_fn, x, y) for x, y in batches]
     return batch_spectrum(torch.cat(rows))

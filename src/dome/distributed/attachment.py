@@ -74,8 +74,8 @@ def attach(
     given: dict[str, Any] = {**options}
     if given.pop("scaler", None) is not None:
         raise ValueError(
-            "a GradScaler looks at gradients before they are averaged, so that one "
-            "worker would skip a step that others take: train in bfloat16 without one"
+            "a GradScaler checks gradients before they are averaged, so one worker "
+            "could skip a step that others take: train in bfloat16 without one"
         )
     if sharded_modules(model):
         if compressor is not None or share != "own":
@@ -154,8 +154,8 @@ def check_share(share: str | int, compressor: Compressor | None) -> int:
         return 0
     if compressor is None:
         raise ValueError(
-            "share is for workers with a compressor; without one they hold one "
-            "basis together"
+            "share needs a compressor: without one all workers already hold one basis "
+            "together"
         )
     if not isinstance(share, int) or isinstance(share, bool) or share < 1:
         raise ValueError(

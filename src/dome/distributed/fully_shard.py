@@ -76,9 +76,9 @@ class FullyShard:
         everyone = shake_hands(self._workers, mine)
         if any(other.refused for other in everyone):
             raise RuntimeError(
-                "gradients came that fully_shard did not reduce through the filter: "
-                "attach again after anything that gives the model another "
-                "reduce-scatter, or fill .grad by loss.backward() alone"
+                "gradients were reduced without the filter: if something set another "
+                "reduce-scatter, attach again after it, and fill .grad by "
+                "loss.backward() alone"
             )
         # A worker may take a gradient of zeros for one that was thrown away.
         num_passes = max(other.num_rows for other in everyone)

@@ -57,8 +57,8 @@ def _check_options(samples: str, options: FilterOptions) -> None:
         )
     if callable(options.tracker):
         raise ValueError(
-            'with fully_shard the tracker is "power" or "svd": the state of one of '
-            "your own cannot be split over workers"
+            'with fully_shard the tracker must be "power" or "svd": the state of your '
+            "own tracker cannot be split over workers"
         )
 
 
@@ -73,16 +73,16 @@ def _check_module(module: Any) -> None:  # noqa: ANN401 (an FSDPModule, slow to 
     if len(groups) > 1:
         raise ValueError(
             f"fully_shard made {len(groups)} groups of the parameters of "
-            f"{type(module).__name__}, by a shard_placement_fn with meshes of its own: "
-            f"shard over one mesh"
+            f"{type(module).__name__}, because its shard_placement_fn uses several "
+            "meshes: shard over one mesh"
         )
     for group in groups:
         comm, _ = fsdp_communication(group)
         if not type(comm).__module__.startswith("torch."):
             raise ValueError(
-                f"{type(module).__name__} has a reduce-scatter already, "
-                f"{type(comm).__name__}, and a filter needs to put its own there: "
-                f"detach the other filter, or leave out set_custom_reduce_scatter"
+                f"{type(module).__name__} already has a reduce-scatter, "
+                f"{type(comm).__name__}, and the filter must set its own: detach the "
+                "other filter, or leave out set_custom_reduce_scatter"
             )
 
 

@@ -84,8 +84,8 @@ def check_switchable(model: DistributedDataParallel) -> None:
     """Refuse a DDP model whose communication cannot be switched off."""
     if model.static_graph:
         raise ValueError(
-            "this DDP model has static_graph=True, and averages the gradients of its "
-            "first backward pass come what may: wrap the module without it"
+            "this DDP model has static_graph=True, so it always averages the "
+            "gradients of its first backward pass: wrap the module without it"
         )
     check_no_hook(model)
 

@@ -93,7 +93,7 @@ class AllToAll:
         if self._group.gradient_divide_factor != 1.0:
             raise RuntimeError(
                 "set_gradient_divide_factor was called while a filter is attached, "
-                "which divides by the factor that it found: call it before attach"
+                "which divides by the factor set before: call it before attach"
             )
         if not self._rows.is_armed:
             num_bytes, what = input_tensor.nbytes, "the reduced gradient"

@@ -171,7 +171,7 @@ class WorkerRows:
         arrived, self._arrived = self._arrived, None
         if arrived is not None and self._num_given != arrived.shape[1]:
             raise RuntimeError(
-                f"fully_shard reduced {arrived.shape[1]} numbers a worker, and the "
-                f"parameters that were trained when the filter was attached took "
+                f"fully_shard reduced {arrived.shape[1]} numbers per worker, but the "
+                "parameters that were trained when the filter was attached have "
                 f"{self._num_given}: attach again after freezing or unfreezing"
             )

@@ -187,7 +187,7 @@ class DomeCallback(pl.Callback):  # type: ignore[misc] # Lightning is not type-c
         except AttributeError as error:
             known = ", ".join(repr(name) for name, _ in module.named_children())
             raise ValueError(
-                f"watch={self._watch!r} is no submodule of {type(module).__name__}, "
+                f"watch={self._watch!r} is not a submodule of {type(module).__name__}, "
                 f"which has {known}"
             ) from error
 

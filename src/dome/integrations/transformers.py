@@ -159,8 +159,9 @@ class DomeTrainerCallback(TrainerCallback):  # type: ignore[misc] # is not type-
             )
         if not isinstance(optimizer, Optimizer):
             raise ValueError(
-                f"optim={args.optim} gives a {type(optimizer).__name__}, which is no "
-                f"torch optimizer to filter before: choose another optim="
+                f"optim={args.optim} gives a {type(optimizer).__name__}, which is not "
+                "a torch optimizer, so the filter cannot run before its step: choose "
+                "another optim="
             )
 
     def _saved(

@@ -98,16 +98,16 @@ class WorkersPlan:
             return f"nothing fits at rank {self.rank}: {call} would"
         if self.available <= 0:
             return (
-                f"plain training alone takes {size(self.training_memory)} a worker and "
-                f"does not fit: split the model over more workers by fully_shard"
+                f"plain training alone takes {size(self.training_memory)} per worker "
+                f"and does not fit: split the model over more workers by fully_shard"
             )
-        return "nothing fits: use fewer samples a worker, or more workers"
+        return "nothing fits: use fewer samples per worker, or more workers"
 
     def __str__(self) -> str:
         lines = [
             f"{self.dim:,} parameters, rank {self.rank}, {self.num_workers} workers, "
             f"{self.batch_size} samples each; plain training takes "
-            f"{size(self.training_memory)} a worker, "
+            f"{size(self.training_memory)} per worker, "
             f"{size(max(0.0, self.available))} are left; "
             f"DDP sends {size(self.ddp_bytes)} a step "
             f"({self.ddp_seconds * 1e3:,.1f} ms)",

@@ -97,8 +97,8 @@ class Budget:
         delta = self._target_delta if delta is None else delta
         if delta is None:
             raise ValueError(
-                "epsilon is at a delta: give one, such as .epsilon(delta=1e-5), or "
-                "target_delta to attach"
+                "epsilon depends on delta: pass one, such as .epsilon(delta=1e-5), or "
+                "give target_delta to attach"
             )
         check_delta(delta)
         return self._epsilon(self._with(num_more), delta)
@@ -149,10 +149,10 @@ class Budget:
         planned = self._epsilon(runs | {self._own: (sigma, rate, steps + left)}, delta)
         if max(spent, planned) > target * (1 + SLACK):
             raise PrivacyError(
-                f"the state has spent epsilon {spent:.4g} at delta {delta:g}, "
-                f"and with the {left} steps that are left it would be {planned:.4g}: "
-                f"more than target_epsilon {target:g}. Attach with the targets "
-                f"it was started with, or with larger ones"
+                f"the state has spent epsilon {spent:.4g} at delta {delta:g}. With the "
+                f"{left} steps that are left it would be {planned:.4g}: more than "
+                f"target_epsilon {target:g}. Attach with the targets it was started "
+                "with, or with larger ones"
             )
 
 
@@ -161,8 +161,8 @@ def _checked(row: list[float]) -> Row:
     if not (0 < sigma < math.inf and 0 < rate <= 1 and steps >= 0 and steps % 1 == 0):
         raise ValueError(
             f"the checkpoint says that {steps} steps were taken with noise multiplier "
-            f"{sigma} and sample rate {rate}, which cannot be: it is damaged, and "
-            f"nothing was loaded"
+            f"{sigma} and sample rate {rate}, which is impossible: it is damaged, and "
+            "nothing was loaded"
         )
     return sigma, rate, int(steps)
 

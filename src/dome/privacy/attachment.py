@@ -133,8 +133,8 @@ def attach(
     given = [value is not None for value in (public, loss_fn)]
     if given != [basis == "public"] * 2:
         raise ValueError(
-            "basis='public' takes public=batches and loss_fn=...; the others take "
-            "neither"
+            "basis='public' needs public=batches and loss_fn=...; the other bases "
+            "accept neither"
         )
     setting = Setting(
         model, layout, options, window, () if public is None else public, loss_fn
@@ -174,8 +174,8 @@ def _sample_rate(
     rate = sample_rate if of_loader is None else of_loader
     if rate is None:
         raise ValueError(
-            "the probability with which a sample is in a batch is not known: give "
-            "sample_rate, or data=loader with a DataLoader, which tells it"
+            "the sample rate, the probability that a sample is in a batch, is not "
+            "known: pass sample_rate, or data=loader with a DataLoader"
         )
     check_sample_rate(rate)
     return rate

@@ -308,9 +308,9 @@ class Private(Basis):
         error = (U.T @ U - torch.eye(U.shape[1], dtype=U.dtype)).abs().max()
         if not error < ORTHONORMAL:
             raise ValueError(
-                f"the checkpoint's basis has columns that are not orthonormal (off by "
-                f"{error:.2g}), and what a sample moves would not be bounded: the file "
-                f"is damaged"
+                "the checkpoint's basis has columns that are not orthonormal (off by "
+                f"{error:.2g}), so the effect of one sample would not be bounded: the "
+                "file is damaged"
             )
         self._basis = state["basis"].to(self._basis, copy=True)
         self._norms = state["norms"].to(self._norms, copy=True)
@@ -330,9 +330,9 @@ def check_basis(basis: Any) -> None:  # noqa: ANN401 (anything may be passed)
     if isinstance(basis, str) and basis in BASES:
         return
     raise PrivacyError(
-        f"basis={basis!r}: a basis that private samples turn is itself a release of "
-        f"them. What the filter removes shows it (the gradient has nothing left along "
-        f"it), and no noise covers that, so that epsilon would be understated without "
-        f"bound. Choose 'public' (a loader of public data), 'released' (past noised "
-        f"gradients, free) or 'private' (noised power iterations, paid for jointly)"
+        f"basis={basis!r}: a basis that is updated by private samples reveals them. "
+        "The released gradient has nothing along it, not even noise, so no epsilon "
+        "covers it. Choose 'public' (a loader of public data), 'released' (past "
+        "noised gradients, free) or 'private' (noised power iterations, paid for "
+        "jointly)"
     )

@@ -143,8 +143,8 @@ class BatchGuard:
         """Refuse public changes while a private batch waits."""
         if self.is_waiting:
             raise PrivacyError(
-                "a private batch is waiting for its step, and changes now would "
-                "not be public: take the step first"
+                "a private batch waits for its step, and changes made now could "
+                "depend on it: take the step first"
             )
 
     def draw(self, marks: Marks, batch: object) -> None:
@@ -153,10 +153,10 @@ class BatchGuard:
             self.done()
             self._budget.spend()
             raise PrivacyError(
-                "a batch was drawn and no step was taken with it: whether a step "
-                "is taken would tell about its samples. Call optimizer.step() for "
-                "every batch, also for an empty one. The batch is counted as a step, "
-                "and the next one can be drawn"
+                "a batch was drawn and no step was taken with it: whether a step is "
+                "taken would reveal something about its samples. Call "
+                "optimizer.step() for every batch, also for an empty one. The batch "
+                "is counted as a step, and the next one can be drawn"
             )
         self._budget.check_left()
         self._waiting = Drawn(marks, batch)
@@ -186,10 +186,10 @@ class BatchGuard:
         """The batch of this step; it stays until ``done``."""
         if self._waiting is None:
             raise PrivacyError(
-                "optimizer.step() without a batch of its own: every step takes one "
-                "batch from .loader(dataset), because the accountant assumes Poisson "
-                "sampling. A closure that is called twice, or a step outside the loop, "
-                "would release a batch again without counting it"
+                "optimizer.step() was called without a new batch: every step takes "
+                "one batch from .loader(dataset), because the accountant assumes "
+                "Poisson sampling. A closure that is called twice, or a step outside "
+                "the loop, would release a batch again without counting it"
             )
         return self._waiting
 
@@ -199,13 +199,12 @@ class BatchGuard:
         used = [call for call in self._calls if call.passes]
         if drawn.size and not drawn.is_all_of(used):
             raise PrivacyError(
-                "the gradient is of what are not the samples of this batch, or not all "
-                "of them, or not once each: give the model, as its first tensor, one "
-                "of the batch as it came from .loader(dataset), and compute the loss "
-                "from what the model returns. Moving, casting, reshaping and another "
-                "order do no harm; anything that makes other numbers (normalising, "
-                "augmenting, mixing) goes into the data set, the collate_fn or the "
-                "model"
+                "the gradient is not that of all samples of this batch, each once: "
+                "pass a tensor of the batch to the model as its first tensor, as it "
+                "came from .loader(dataset), and compute the loss from what the model "
+                "returns. You may move, cast, reshape and reorder it. What makes "
+                "other numbers (normalising, augmenting, mixing) belongs into the "
+                "data set, the collate_fn or the model"
             )
         return used
 

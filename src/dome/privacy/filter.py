@@ -129,7 +129,7 @@ class PrivateFilter(Hooked):
             )
         elif self._loader.dataset is not dataset:
             raise PrivacyError(
-                "this filter already has a data set, and its epsilon is of that one: "
+                "this filter already has a data set, and its epsilon is for that one: "
                 "attach again for another"
             )
         return self._loader

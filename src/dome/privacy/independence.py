@@ -89,9 +89,9 @@ class ModelInput:
         found = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if len(found) != len(all_tensors(self._value)):
             raise PrivacyError(
-                "the model's input hides tensors in an object of its own, so that its "
-                "samples cannot be taken apart to test whether the model mixes them: "
-                "give the model tensors, tuples, lists or dictionaries of them"
+                "the model's input hides tensors in an object, so dome cannot "
+                "exchange its samples to test whether the model mixes them: give the "
+                "model tensors, tuples, lists or dictionaries of them"
             )
         self._bounds = bag_bounds(model, found)
         self._dims: dict[int, int] = {}
@@ -179,9 +179,9 @@ class Rerun:
         again, _ = self._rows(chosen)
         if _largest_change(whole, again) > _tolerance(whole):
             raise PrivacyError(
-                "the model gives other gradients when the same samples are put in "
-                "again with the same seeds, so that nobody can tell whether it mixes "
-                "them: let it draw its random numbers from torch's global generator"
+                "the model gives other gradients for the same samples and the same "
+                "seeds, so dome cannot test whether it mixes samples: let it draw its "
+                "random numbers from torch's global generator"
             )
         # Sums over halves may agree by chance; then one sample among copies of another.
         others = (
@@ -276,8 +276,8 @@ class _RefuseShort(TorchDispatchMode):
         if any(is_short(t.dtype) for t in tensors(out)):
             raise PrivacyError(
                 f"the model computes in 16 bits ({func}): rounding there depends on "
-                f"the number of samples, and one more would move the gradients of all "
-                f"others. Use float32 throughout, without autocast"
+                "the number of samples, so one more sample would move the gradients "
+                "of all others. Use float32 throughout, without autocast"
             )
         return out
 
@@ -291,9 +291,9 @@ def _check_same(rows: Tensor, others: Tensor | None) -> None:
 def _mixing(what: str) -> str:
     return (
         f"a sample's gradient {what} when other samples are in its batch: the model "
-        f"mixes samples (a mean over the batch, batch norm, attention across it), and "
-        f"clipping one bounds nothing. Make every sample's output depend on that "
-        f"sample alone"
+        f"mixes samples (a mean over the batch, batch norm, attention across it), so "
+        f"clipping does not bound the effect of a sample. Make every sample's output "
+        f"depend on that sample alone"
     )
 
 

@@ -69,19 +69,20 @@ class ParameterGuard:
         if self._expected is not None:
             if digest(values) != self._expected:
                 raise PrivacyError(
-                    "the parameters are not those of the state that was loaded, and "
-                    "its epsilon is of those: load the model's state that was saved "
-                    "beside it; changes that cost nothing go into .public_changes()"
+                    "the parameters are not those that were saved with the loaded "
+                    "state, but its epsilon is for those: load the model's state that "
+                    "was saved with it; put changes that cost nothing into "
+                    ".public_changes()"
                 )
             self.accept()
         changed = self._changed(values)
         if changed is not None:
             raise PrivacyError(
                 f"parameter {changed!r} changed without a step that was paid for: by "
-                f"another optimizer than the one attached (was it made anew?), or by "
-                f"hand. Its cost is not known and epsilon would be too low. Attach the "
-                f"optimizer that trains, before its first step; what comes from public "
-                f"data or from earlier steps goes into .public_changes()"
+                "another optimizer than the attached one (was it made anew?), or by "
+                "hand. Its cost is not known and epsilon would be too low. Attach the "
+                "optimizer that trains, before its first step; put changes from "
+                "public data or from earlier steps into .public_changes()"
             )
 
     @contextmanager
@@ -137,9 +138,9 @@ def check_parameters(optimizer: Optimizer, layout: Layout, model: nn.Module) -> 
     held = [p for p in held if has_numbers(p)]
     if any(p.requires_grad and id(p) not in tracked for p in held):
         raise PrivacyError(
-            "the optimizer trains a parameter that is not the model's, or was added or "
-            "unfrozen after attach: it would get a gradient without noise. Freeze it, "
-            "or attach again"
+            "the optimizer trains a parameter that is not in the model, or was added "
+            "or unfrozen after attach: it would get a gradient without noise. Freeze "
+            "it, or attach again"
         )
     for name, p in model.named_parameters():
         if p.requires_grad and id(p) not in tracked and has_numbers(p):

@@ -29,8 +29,8 @@ def check_model(model: nn.Module) -> None:
             )
         if getattr(module, "max_norm", None) is not None:
             raise PrivacyError(
-                f"{where} shortens the rows that a batch asks for (max_norm), without "
-                f"noise, which shows what samples contain: make it without max_norm"
+                f"{where} shortens the rows that a batch uses (max_norm), without "
+                "noise, which reveals what samples contain: make it without max_norm"
             )
     check_precision(model)
 
@@ -45,8 +45,8 @@ def check_precision(model: nn.Module) -> None:
         if is_short(t.dtype):
             raise PrivacyError(
                 f"{name!r} has 16 bits ({t.dtype}): rounding to them depends on the "
-                f"batch size, so that one sample more would move the gradients of all "
-                f"others. Train in float32: model.float()"
+                "batch size, so one more sample would move the gradients of all "
+                "others. Train in float32: model.float()"
             )
 
 
@@ -64,7 +64,7 @@ def check_products(device: torch.device) -> None:
     if torch.is_autocast_enabled(device.type):
         raise PrivacyError(
             "autocast is on where the model is called or differentiated, in 16 bits: "
-            "rounding to them depends on the batch size, so that one sample more would "
+            "rounding to them depends on the batch size, so one more sample would "
             "move the gradients of all others. Leave autocast out"
         )
     for name in (*_EVERYWHERE, *_ON_DEVICE.get(device.type, ())):
@@ -72,9 +72,9 @@ def check_products(device: torch.device) -> None:
         if value not in _EXACT:
             raise PrivacyError(
                 f"torch.{name} is {value!r}: products or convolutions of float32 "
-                f"numbers keep fewer than 24 bits, and how they are rounded depends on "
-                f"the batch size, so that one sample more would move the gradients of "
-                f"all others. Switch it off: {_cure(name)}"
+                "numbers keep fewer than 24 bits. Their rounding depends on the batch "
+                "size, so one more sample would move the gradients of all others. "
+                f"Switch it off: {_cure(name)}"
             )
 
 

@@ -213,7 +213,7 @@ class GaussianNoise:
 
     def __init__(self, std: float, *, generator: torch.Generator | None = None) -> None:
         if not 0 <= std < math.inf:
-            raise ValueError(f"std must be a number from 0 on, got {std}")
+            raise ValueError(f"std must be a number of at least 0, got {std}")
         self.std = std
         self._randomness = Randomness(generator)
 

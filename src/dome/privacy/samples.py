@@ -108,11 +108,10 @@ class PrivateSamples:
             return found[0] if found else torch.zeros(0)
         if self._roles.declared is None:
             raise PrivacyError(
-                f"the model is called with several tensors, "
-                f"{', '.join(map(repr, several))}, and which of them hold samples "
-                f"cannot be told for certain: name them, attach(..., samples_in=("
-                f"{several[0]!r},)); all others are taken to be the same for all "
-                f"samples"
+                "the model is called with several tensors, "
+                f"{', '.join(map(repr, several))}, and it is not certain which of them "
+                f"hold samples: name them, attach(..., samples_in=({several[0]!r},)); "
+                "all others must be the same for all samples"
             )
         places = self._roles.assigned(named, self._batch_dim)[1]
         return dict(named)[next(iter(places))]
@@ -124,8 +123,8 @@ class PrivateSamples:
         found = 0 if rows is None else len(rows)
         if found != drawn:
             raise PrivacyError(
-                f"the batch has {drawn} samples, and backward() saw {found}: use the "
-                f"whole batch once, as it comes from .loader(dataset), and nothing else"
+                f"the batch has {drawn} samples, but backward() saw {found}: use the "
+                "whole batch once, as it comes from .loader(dataset), and nothing else"
             )
         if rows is None:
             return torch.zeros(
@@ -137,8 +136,8 @@ class PrivateSamples:
             # Parts divide by their own sizes, so that one sample more would change how
             # much the others of its part weigh: clipping bounds no such change.
             raise PrivacyError(
-                f"backward() was called {passes} times for one step: with parts, use a "
-                f"loss that sums, and loss_reduction='sum'"
+                f"backward() was called {passes} times for one step: to split a batch, "
+                "use a loss that sums, and loss_reduction='sum'"
             )
         rows = rows.to(self._layout.dtype)
         _check_nothing_else(rows, self._layout.gather())
@@ -203,7 +202,7 @@ def _check_nothing_else(rows: Tensor, gradient: Tensor) -> None:
     # A sample that is not finite makes this false, and is dealt with later.
     if difference > LOST * size:
         raise PrivacyError(
-            "part of .grad is no sample's: a penalty in the loss, or a gradient "
-            "that zero_grad() did not clear. Call zero_grad() before backward(), "
-            "and use the optimizer's weight_decay instead of a penalty"
+            "part of .grad belongs to no sample: a penalty in the loss, or a gradient "
+            "that zero_grad() did not clear. Call zero_grad() before backward(), and "
+            "use the optimizer's weight_decay instead of a penalty"
         )

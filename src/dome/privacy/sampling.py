@@ -101,8 +101,8 @@ class PoissonLoader:
         choosing = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
         for name in sorted(choosing & options.keys()):
             raise PrivacyError(
-                f"{name} chooses samples, and the accountant assumes that sample_rate "
-                f"does, each by itself: leave {name} out"
+                f"{name} chooses samples, but the accountant assumes that each is "
+                f"drawn independently with sample_rate: leave {name} out"
             )
         self.dataset, self.num_samples, self._draw = dataset, size_of(dataset), draw
         self._sampler = PoissonSampler(self.num_samples, sample_rate, randomness)
@@ -141,8 +141,8 @@ class _Marked:
         if not found:
             raise PrivacyError(
                 f"a batch of the loader has no tensors ({type(batch).__name__}), so "
-                f"that nobody can tell whether a step is taken with its samples: make "
-                f"tensors in the data set or in collate_fn"
+                "dome cannot check that a step uses its samples: make tensors in the "
+                "data set or in collate_fn"
             )
         # Every dimension that may enumerate samples; without one, the whole tensor.
         dims = [[d for d, n in enumerate(t.shape) if n == size] for t in found]

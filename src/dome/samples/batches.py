@@ -24,8 +24,8 @@ class Batches:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         if isinstance(data, Iterator):
             raise ValueError(
-                f"data is {type(data).__name__}, which can be walked over only once: "
-                f"give a list of batches, a DataLoader, or (x, y)"
+                f"data is {type(data).__name__}, which can be read only once: give a "
+                "list of batches, a DataLoader, or (x, y)"
             )
         self._data: Iterable[object] = data
         if _is_pair(data):

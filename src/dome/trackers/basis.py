@@ -37,7 +37,7 @@ CONVERGING = 1e-3  # error from which the next sweep leaves nothing but rounding
 FILLED_ROWS = 4096  # drawn at a time; another number would be other directions
 HELD = "held_rows"  # in a state, in the place of "basis": the rows held here alone
 NOT_ORTHONORMAL = 0.1  # |UᵀU − I| that no storage format explains
-DAMAGED = "the file is damaged, or no state of a tracker; go back to an older one"
+DAMAGED = "the file is damaged, or not a state of a tracker; go back to an older one"
 
 
 def may_be_factored(dim: int, num_columns: int, itemsize: int) -> bool:

@@ -55,14 +55,14 @@ def _check_values(name: str, there: Tensor) -> None:
             f"{name!r} in the state is negative ({there.min().item()}): {DAMAGED}"
         )
     if name == "arbitrary" and bool((there.diagonal() < -ROUNDING).any()):
-        raise ValueError(f"{name!r} in the state is no Gram matrix: {DAMAGED}")
+        raise ValueError(f"{name!r} in the state is not a Gram matrix: {DAMAGED}")
     if name == "leading":
         error = there.T @ there - torch.eye(there.shape[1]).to(there)
         if not error.abs().max() <= ROUNDING:
             raise ValueError(f"{name!r} in the state is not orthonormal: {DAMAGED}")
 
 
-DAMAGED = "the file is damaged, or no state of a tracker; go back to an older one"
+DAMAGED = "the file is damaged, or not a state of a tracker; go back to an older one"
 
 
 def draw_seed(generator: torch.Generator | None) -> int:

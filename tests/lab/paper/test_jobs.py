@@ -110,7 +110,7 @@ def test_a_disk_that_fills_while_a_state_is_written_keeps_the_one_before(
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
-        with pytest.raises(DiskFullError, match="make room"):
+        with pytest.raises(DiskFullError, match="free some space"):
             computed(tmp_path)
     assert torch.save is save
     assert path.read_bytes() == before

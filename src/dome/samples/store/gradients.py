@@ -56,9 +56,9 @@ class Leaves:
         if task != self._task:
             if in_compiled_autograd():
                 raise RuntimeError(
-                    "this backward() runs under compiled autograd, which does not tell "
-                    "which gradients it fills: switch compiled autograd off; models "
-                    "may be compiled all the same"
+                    "this backward() runs under compiled autograd, which hides the "
+                    "gradients that it fills: turn compiled autograd off; compiled "
+                    "models work without it"
                 )
             self._ask_about_all()
             self._task = task

@@ -100,8 +100,8 @@ class StreamedRows:
             raise RuntimeError(once_a_step("another backward pass came before it"))
         if source.batch != self._batch or block.name in self._used:
             raise RuntimeError(
-                f"layer {block.name!r} has samples of another number ({source.batch} "
-                f"and {self._batch}) or of a second time after stream=True has used "
+                f"layer {block.name!r} got samples of another number ({source.batch} "
+                f"and {self._batch}), or got samples again after stream=True had used "
                 "it: leave stream out, which takes several batches in one step"
             )
         if block.name not in self._groups:
@@ -238,9 +238,8 @@ class StreamedRows:
 def once_a_step(what: str) -> str:
     """The sentence for a step that is not one backward pass."""
     return (
-        "stream=True, and a communication hook, use samples while backward() runs, "
-        "once for every step: bases were turned by a backward pass whose step did not "
-        f"come, {what}. Call optimizer.step() after each backward(); to accumulate "
-        "gradients or to skip steps leave stream out, or give the hook's state "
-        'samples="worker"'
+        "stream=True, and a communication hook, use samples during backward(), once "
+        f"per step. A backward pass updated bases and no step followed: {what}. Call "
+        "optimizer.step() after each backward(). To accumulate gradients or to skip "
+        'steps, leave stream out, or give the hook\'s state samples="worker"'
     )

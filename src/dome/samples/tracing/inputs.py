@@ -253,10 +253,10 @@ class Roles:
             if dim is not None:  # states (layers, B, ..) of as many layers as samples
                 return dim
             raise RuntimeError(
-                f"input {name!r} of shape {tuple(t.shape)} was taken for samples, and "
-                f"{first!r} has {batch} of them now. Give both as many, or name the "
-                f"inputs that hold samples: samples_in=({first!r},) if {name!r} does "
-                f"not"
+                f"input {name!r} of shape {tuple(t.shape)} was taken for samples, but "
+                f"{first!r} has {batch} of them now. Give both the same number, or "
+                f"name the inputs that hold samples: samples_in=({first!r},) if "
+                f"{name!r} does not"
             )
         return None
 

@@ -29,8 +29,8 @@ def check_one_process(model: nn.Module) -> None:
         if isinstance(module, wrappers):
             raise ValueError(
                 f"the model is spread over workers by {type(module).__name__}: each "
-                "would turn a basis its own way and their parameters would drift "
-                "apart; use dome.distributed.attach"
+                "worker would have its own basis, and their parameters would diverge; "
+                "use dome.distributed.attach"
             )
         # By name: importing them takes longer than all of dome.
         if type(module).__name__ == "FullyShardedDataParallel":
@@ -203,7 +203,7 @@ def check_order(trace: Trace, output: Value) -> None:
             ids = place.ids.reshape(len(place.ids), -1)[:, 0].expand(place.batch)
             own = torch.arange(place.batch, device=ids.device)
             moved = (ids.sort().values == own).all() & (ids != own).any()
-            problem = "its results are the samples in another order than they came"
+            problem = "it returns the samples in another order"
             error = trace.lost(problem, *trace.by_number)
             trace.questions.raise_if(moved, error)
 
@@ -245,7 +245,7 @@ def refuse_order(trace: Trace, output: Value) -> None:
         if isinstance(place, Labels) and t.ndim and len(t) == place.batch:
             own = torch.arange(place.batch, device=t.device)
             own = own.view(-1, *(1,) * (t.ndim - 1))
-            error = trace.mixes("giving them back in another order")
+            error = trace.mixes("returning them in another order")
             trace.questions.raise_if((place.ids != own).any(), error)
 
 
