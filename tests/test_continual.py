@@ -159,7 +159,7 @@ def test_it_keeps_an_old_task(rng):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"strength": -1.0}, "strength must be a number from 0 on, got -1.0"),
+        ({"strength": -1.0}, "strength must be a number of at least 0, got -1.0"),
         ({"strength": float("nan")}, "strength must be"),
         ({"strength": 1.0, "decay": 0.0}, "decay must lie in"),
         ({"strength": 1.0, "decay": 1.1}, "decay must lie in"),

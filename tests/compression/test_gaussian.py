@@ -129,7 +129,7 @@ def test_a_state_that_was_loaded_and_not_used_is_saved_again():
 
 def test_the_state_of_another_kind_of_generator_is_refused(rng):
     sketch = GaussianSketch(5.0, generator=rng)
-    with pytest.raises(ValueError, match="was not drawn on cpu, and generators of"):
+    with pytest.raises(ValueError, match="was not drawn on cpu, and other kinds of"):
         sketch.load_state_dict({"generator": torch.zeros(16, dtype=torch.uint8)})
 
 

@@ -130,7 +130,7 @@ def test_nothing_is_left_on_the_model(rng):
 
 def test_data_that_can_be_walked_over_once_is_refused(rng):
     x, y = samples(rng, cross_entropy)
-    with pytest.raises(ValueError, match="generator, which can be walked over only"):
+    with pytest.raises(ValueError, match="generator, which can be read only"):
         Hessian(made(dense), cross_entropy, ((x, y) for _ in range(2)))
 
 

@@ -107,7 +107,7 @@ def with_a_reduce_scatter():
         (by_columns, "'0.weight' is split along dimension 1"),
         (in_parts, "'2.weight' is trained, but not sharded by fully_shard"),
         (with_a_stranger, "'other' is trained, but not sharded by fully_shard"),
-        (with_a_reduce_scatter, "has a reduce-scatter already, Mine"),
+        (with_a_reduce_scatter, "already has a reduce-scatter, Mine"),
         (net, "must be a DistributedDataParallel or a model of fully_shard"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -127,7 +127,7 @@ def test_the_first_fsdp_is_refused_by_name():
 def test_a_second_filter_is_refused_and_may_follow_the_first():
     model = fully_shard(net(), mesh=mesh("shard"))
     first = attach(model)
-    with pytest.raises(ValueError, match="has a reduce-scatter already, AllToAll"):
+    with pytest.raises(ValueError, match="already has a reduce-scatter, AllToAll"):
         attach(model)
     first.detach()
     attach(model).detach()

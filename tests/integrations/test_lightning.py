@@ -378,7 +378,7 @@ def test_which_of_two_optimizers_must_be_said(tmp_path):
 
 
 def test_a_submodule_that_does_not_exist_is_named(tmp_path):
-    with pytest.raises(ValueError, match="watch='nett' is no submodule"):
+    with pytest.raises(ValueError, match="watch='nett' is not a submodule"):
         fit(Classifier(), DomeCallback(rank=4, watch="nett"), tmp_path)
 
 
