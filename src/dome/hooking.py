@@ -99,9 +99,8 @@ class Newcomers:
                 raise RuntimeError(
                     f"parameter {name!r} is trained, but was added, unfrozen or "
                     "replaced after the filter was attached, and would stay "
-                    "unfiltered: detach() the filter and attach again, its basis "
-                    "starts anew; or name what is to be filtered, parameters=... of "
-                    "dome.attach, to leave the rest alone"
+                    "unfiltered: call detach() and attach again (the basis starts "
+                    "anew), or pass parameters=... to dome.attach to filter only those"
                 )
 
 

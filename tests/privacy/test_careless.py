@@ -207,7 +207,7 @@ def test_a_step_that_was_refused_leaves_its_batch_to_be_paid_for():
     loader = private.loader(TensorDataset(*samples(6)))
     for x, y in loader:
         cross_entropy(model(x[:4]), y[:4]).backward()
-        with pytest.raises(PrivacyError, match=r"has 6 samples, and backward.* saw 4"):
+        with pytest.raises(PrivacyError, match=r"has 6 samples, but backward.* saw 4"):
             optimizer.step()
     with pytest.raises(PrivacyError, match="no step was taken with it"):
         next(iter(loader))

@@ -160,7 +160,7 @@ def test_part_of_a_batch_is_refused(model, optimizer):
     private = attach(model, optimizer)
     for x, y in private.loader(TensorDataset(*samples(6))):
         cross_entropy(model(x[:4]), y[:4]).backward()
-        with pytest.raises(PrivacyError, match=r"has 6 samples, and backward.* saw 4"):
+        with pytest.raises(PrivacyError, match=r"has 6 samples, but backward.* saw 4"):
             optimizer.step()
 
 

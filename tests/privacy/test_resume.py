@@ -165,7 +165,7 @@ def test_a_run_that_would_end_beyond_its_target_is_refused():
     train(model, optimizer, private, DATA)
     states = saved(model, private)
     _, _, again = attached(**TARGETS | {"steps": 2})
-    with pytest.raises(PrivacyError, match=r"with the 1 steps that are left"):
+    with pytest.raises(PrivacyError, match=r"the 1 steps that are left"):
         again.load_state_dict(states[1])
 
 

@@ -147,7 +147,7 @@ def covariance_eigenpairs(grads: Tensor, num: int) -> tuple[Tensor, Tensor]:
     if not 1 <= num <= most:
         raise ValueError(
             f"num must be between 1 and {most}, because {len(grads)} centred samples "
-            f"determine no more, got {num}: use more samples"
+            f"determine no more, got {num}: take more samples"
         )
     values, vectors = torch.linalg.eigh(_centered_gram(grads))
     values, vectors = values.flip(0)[:num], vectors.flip(1)[:, :num]
