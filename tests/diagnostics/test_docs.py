@@ -14,6 +14,6 @@ def test_the_program_in_the_docs_runs(tmp_path, monkeypatch, capsys):
         exec(source, {})
     shown = capsys.readouterr().out
     assert shown.count("turned by up to") == 4
-    assert "rank: " in shown
+    assert "dome.attach(model, optimizer, rank=" in shown
     assert "GaussNewton" in shown
     assert len((tmp_path / "run.csv").read_text().splitlines()) == 101
