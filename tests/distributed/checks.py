@@ -151,15 +151,21 @@ def reader():
 
 @check
 def words_of_large_embeddings_equal_one_process_that_keeps_them_all(place):
-    large = group.LARGE
-    for options in ({}, {"layout": "layerwise"}, {"samples": "worker"}):
+    large, bytes_sent = group.LARGE, []
+    for options in (
+        {},
+        {"layout": "layerwise"},
+        {"tracker": "svd"},
+        {"update_every": 2},
+        {"samples": "worker"},
+    ):
         group.LARGE = 1 << 60
         one = reader()
         one_optimizer = sgd(one)
         kinds = {"samples": "microbatch"} if "samples" in options else options
         dome.attach(one, one_optimizer, 2, **kinds)
         group.LARGE = 1
-        model, optimizer, _ = start(place, 2, model=reader(), **options)
+        model, optimizer, grad_filter = start(place, 2, model=reader(), **options)
         for x, y in text_batches(5, 12):
             step(model, optimizer, mine(place, x), mine(place, y))
             one_optimizer.zero_grad()
@@ -168,6 +174,13 @@ def words_of_large_embeddings_equal_one_process_that_keeps_them_all(place):
                 (cross_entropy(one(some), classes) / parts).backward()
             one_optimizer.step()
             torch.testing.assert_close(flat(model), flat(one), rtol=1e-11, atol=1e-11)
+        bytes_sent.append(grad_filter.stats.bytes_sent)
+    # A third of the words travels for each of four samples, and a flag for each word.
+    group.LARGE = 1 << 60
+    model, optimizer, grad_filter = start(place, 2, model=reader())
+    ((x, y),) = text_batches(1, 12)
+    step(model, optimizer, mine(place, x), mine(place, y))
+    assert bytes_sent[0] < 0.7 * grad_filter.stats.bytes_sent
     group.LARGE = large
 
 

@@ -80,11 +80,11 @@ def _packed(flags: Sequence[bool]) -> list[int]:
 
 
 @torch.no_grad()
-def adds_up(rows: Tensor, gradient: Tensor) -> bool:
-    """Whether captured rows (B, D) are all of a gradient (D,), up to rounding."""
-    if rows.dtype != gradient.dtype:
+def adds_up(total: Tensor, gradient: Tensor) -> bool:
+    """Whether the sum of captured rows (D,) is all of a gradient, up to rounding."""
+    if total.dtype != gradient.dtype:
         return False
-    difference = rows.sum(dim=0).sub_(gradient)
+    difference = total - gradient
     # Rounding of a sum of B rows in another order.
     limit = 4 * torch.finfo(gradient.dtype).eps * torch.linalg.vector_norm(gradient)
     return bool(torch.linalg.vector_norm(difference) <= limit)

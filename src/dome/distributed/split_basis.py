@@ -6,7 +6,7 @@ D/P) and U[p] (D/P, K). All that an update needs of the others are sums of B K +
 K² numbers. The filtered gradient is gathered as DDP's own all-reduce ends.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,9 +19,12 @@ from dome.distributed.local import LocalGradients
 from dome.distributed.workers import Workers
 from dome.masks import Masks, is_zero
 from dome.options import FilterOptions
-from dome.parameters import Block, Layout
+from dome.parameters import Block, Layout, Slot
+from dome.samples.protocol import is_compact
+from dome.samples.store.group import large_tables
+from dome.trackers.factors import FactorBatch
 from dome.trackers.linalg import Shard
-from dome.trackers.parts import PartialRows
+from dome.trackers.parts import Part, PartialRows, parts_of
 from dome.world import (
     Attached,
     Samples,
@@ -54,6 +57,12 @@ class SplitBasis:
         workers.agree_on(options.generator)
         self.tracker = make_tracker(layout, options, self._split.place)
         self.source = options.source_for(model.module, layout)
+        # Large embeddings, of which the words that samples have travel.
+        large = {id(p) for p in large_tables(model.module)}
+        pairs = zip(layout.parameters, layout.slots, strict=True)
+        self._tables = [slot for p, slot in pairs if id(p) in large]
+        if not is_compact(self.source):
+            self._tables = []
         self.masks = Masks(layout)
         self._local = LocalGradients(model, workers, layout, options.update_every)
         self.attached: Sequence[Attached] = (self.source, self.masks, self._local)
@@ -66,27 +75,64 @@ class SplitBasis:
         """All workers' samples in the columns held here, shape (B, D/P)."""
         self._local.begin_step()
         g = self._own = self.layout.gather()
-        if isinstance(own, PartialRows):
-            own = own.written_out()
-        rows = own if isinstance(own, Tensor) else g.new_empty(0, len(g))
-        mine = Handshake(step, len(rows), adds_up=adds_up(rows, g))
+        rows = g.new_empty(0, len(g)) if own is None else own
+        if isinstance(rows, FactorBatch):
+            raise TypeError("a split basis takes rows, not factors")
+        mine = Handshake(step, len(rows), adds_up=adds_up(_total(rows), g))
         everyone = shake_hands(self._workers, mine, self.layout, self.masks)
         counts = [other.num_rows for other in everyone]
         if not sum(counts):
             return None, 0.0
-        G = self._split.samples(rows, counts)
+        kept = self._columns(rows) if self._tables else None
+        G: Tensor | PartialRows
+        if kept is None:
+            rows = rows if isinstance(rows, Tensor) else rows.written_out()
+            G = self._split.samples(rows, counts)
+        else:
+            G = self._split.some_samples(rows, counts, kept, self._tables)
         if all(other.adds_up for other in everyone):
-            self._mean = G.sum(dim=0).div_(self._workers.size)
+            self._mean = _total(G).div_(self._workers.size)
         return G, self._scale_(G, counts)
 
-    def _scale_(self, G: Tensor, counts: Sequence[int]) -> float:
+    def _columns(self, rows: Tensor | PartialRows) -> Tensor | None:
+        """Columns in which some worker may have more than zeros; None for all.
+
+        Workers tell each other the words that their samples have.
+        """
+        own = {part.columns.start: part for part in parts_of(rows)}
+        used = []
+        for slot in self._tables:
+            part, has_all = own.get(slot.start), len(rows) > 0
+            flags = torch.zeros(
+                slot.shape[0], dtype=torch.uint8, device=self.layout.device
+            )
+            if part is not None and part.words is not None:
+                flags[part.words] = 1
+            elif has_all:
+                flags.fill_(1)
+            used.append(flags)
+        whole = torch.cat(used)
+        self._workers.unite_(whole)
+        kept = torch.ones(self.layout.dim, dtype=torch.bool, device=whole.device)
+        for slot, flags in zip(
+            self._tables, whole.split([len(f) for f in used]), strict=True
+        ):
+            if 2 * int(flags.sum()) <= len(flags):
+                kept[slot.start : slot.stop] = flags.bool().repeat_interleave(
+                    slot.shape[1]
+                )
+        return None if bool(kept.all()) else kept.nonzero()[:, 0]
+
+    def _scale_(self, G: Tensor | PartialRows, counts: Sequence[int]) -> float:
         """The factor that is left after each worker's rows got what differs."""
         scales = [self.options.sample_scale(n) for n in counts]
         if len({s for n, s in zip(counts, scales, strict=True) if n}) == 1:
             return max(scales)
         # Each worker's mean loss was divided by a number of its own.
-        numbers = torch.tensor(counts, device=G.device)
-        G.mul_(G.new_tensor(scales).repeat_interleave(numbers)[:, None])
+        for part in parts_of(G):
+            numbers = torch.tensor(counts, device=part.rows.device)
+            each = part.rows.new_tensor(scales).repeat_interleave(numbers)
+            part.rows.mul_(each[:, None])
         return 1.0
 
     def gradient(self) -> Tensor:
@@ -116,6 +162,11 @@ class SplitBasis:
         self._split.receiver = only
         state = self.tracker.state_dict() | self.masks.state_dict()
         return state if only in (None, self._workers.rank) else None
+
+
+def _total(rows: Tensor | PartialRows) -> Tensor:
+    """The sum of rows, shape (D,)."""
+    return rows.sum(dim=0) if isinstance(rows, Tensor) else rows.total()
 
 
 class Split:
@@ -164,6 +215,55 @@ class Split:
         lengths = [num_rows * self.num_held for num_rows in counts]
         arrived = self._workers.exchange(parts, lengths, "samples")
         return arrived.view(sum(counts), self.num_held)
+
+    def some_samples(
+        self,
+        rows: Tensor | PartialRows,
+        counts: Sequence[int],
+        kept: Tensor,
+        tables: Sequence[Slot],
+    ) -> PartialRows:
+        """The same of some columns alone.
+
+        Args:
+            rows: This worker's, shape (B_p, D).
+            counts: B_p of every worker.
+            kept: Which columns travel, in order, shape (n,); all but those of words.
+            tables: The large embeddings, in order.
+        """
+        if isinstance(rows, Tensor):  # no samples
+            own = rows.new_empty(0, len(kept))
+        else:
+            own = rows.of_columns(kept)
+        edges = kept.new_tensor([part.stop for part in self.ranges])
+        ends = torch.searchsorted(kept, edges).tolist()
+        firsts = [0, *ends[:-1]]
+        parts = [own[:, i:j] for i, j in zip(firsts, ends, strict=True)]
+        first, end = firsts[self._workers.rank], ends[self._workers.rank]
+        num = end - first
+        arrived = self._workers.exchange(parts, [n * num for n in counts], "samples")
+        G = arrived.view(sum(counts), num)
+        return PartialRows(tuple(self._parts(G, kept[first:end], tables)))
+
+    def _parts(self, G: Tensor, kept: Tensor, tables: Sequence[Slot]) -> Iterator[Part]:
+        """Columns that are kept, as parts of those that are held here."""
+        start, stop = self.held.start, self.held.stop
+        inside = [(max(t.start, start), min(t.stop, stop)) for t in tables]
+        # Ranges of all columns between embeddings, and of those of embeddings.
+        edges = [
+            start,
+            *(edge for pair in inside if pair[0] < pair[1] for edge in pair),
+        ]
+        edges.append(stop)
+        places = torch.searchsorted(kept, kept.new_tensor(edges)).tolist()
+        for i in range(len(edges) - 1):
+            columns = slice(edges[i] - start, edges[i + 1] - start)
+            rows, ids = G[:, places[i] : places[i + 1]], kept[places[i] : places[i + 1]]
+            if columns.start < columns.stop or len(edges) == 2:
+                # A worker's columns may end inside of a word: each counts as one.
+                is_table = i % 2 == 1 and len(ids) < columns.stop - columns.start
+                words = ids - edges[i] if is_table else None
+                yield Part(rows, columns, words)
 
     def scattered(self, vector: Tensor, kind: str) -> Tensor:
         """Of the sum of vectors (D,) over workers, the part held here, (n,)."""

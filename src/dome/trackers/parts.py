@@ -84,6 +84,14 @@ class Part(NamedTuple):
         first = self.columns.start
         return Part(self.rows[:, start - first : stop - first], columns)
 
+    def ids(self) -> Tensor:
+        """Which of the D columns are kept words', in order."""
+        if self.words is None or not len(self.words):
+            return torch.zeros(0, dtype=torch.int64, device=self.rows.device)
+        within = torch.arange(self._size, device=self.rows.device)
+        first = self.columns.start
+        return (first + self.words[:, None] * self._size + within).flatten()
+
     def without_rows(self) -> "Part":
         """Its columns and words alone."""
         return self._replace(rows=self.rows[:0])
@@ -140,7 +148,28 @@ class PartialRows:
     def within(self, columns: slice) -> "PartialRows":
         """The samples of some columns alone."""
         found = [part.within(columns) for part in self.parts]
-        return PartialRows(tuple(part for part in found if part is not None))
+        parts = [part for part in found if part is not None]
+        # A worker may hold nothing of a layer.
+        nothing = Part(self.parts[0].rows[:, :0], slice(0, 0))
+        return PartialRows(tuple(parts or [nothing]))
+
+    def total(self) -> Tensor:
+        """The sum of the rows, shape (D,)."""
+        sums = [
+            part._replace(rows=part.rows.sum(0, keepdim=True)) for part in self.parts
+        ]
+        return PartialRows(tuple(sums)).written_out()[0]
+
+    def of_columns(self, kept: Tensor) -> Tensor:
+        """Some columns (n,) in order, all that are kept here among them, (B, n)."""
+        G = self.parts[0].rows.new_zeros(len(self), len(kept))
+        for part in self.parts:
+            if part.words is None:
+                first = int(torch.searchsorted(kept, part.columns.start))
+                G[:, first : first + part.rows.shape[1]] = part.rows
+            else:
+                G[:, torch.searchsorted(kept, part.ids())] = part.rows
+        return G
 
     def written_out(self) -> Tensor:
         """All columns, shape (B, D)."""
