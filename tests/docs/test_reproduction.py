@@ -23,7 +23,8 @@ def numbers(name, comparison):
     rate = re.search(r"([\d,]+) times", name)
     sent = f"rate {rate[1]}" if rate else "uncompressed"
     starts, ends = f"{task}, {optimizer}", f"{sent}: ahead after as many {comparison}"
-    found = [c for c in CLAIMS if c["figure"] == "ext04"]
+    figure = "ext18" if name.endswith(", every tenth step") else "ext04"
+    found = [c for c in CLAIMS if c["figure"] == figure]
     (claim,) = (
         c for c in found if c["name"].startswith(starts) and c["name"].endswith(ends)
     )
@@ -51,8 +52,9 @@ def test_accuracies_and_gains_are_those_of_the_judged_rows(row):
     agree(f"{long} {gain_in_time}", [before, *interval])
 
 
-def test_all_twelve_problems_are_shown():
-    assert len(ROWS) == 12
+def test_all_problems_that_are_judged_are_shown():
+    judged = [c for c in CLAIMS if c["name"].endswith("ahead after as many bytes")]
+    assert len(ROWS) == len(judged) > 12
 
 
 def test_counts_of_verdicts_are_those_of_the_claims():
