@@ -8,6 +8,7 @@ more and 2 B T K r (2 m + 3 n) flops.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,14 +17,23 @@ from torch import nn
 
 from dome.parameters import Layout
 from dome.planning.memory import (
+    FLOAT,
     available_memory,
     directions_memory,
     filter_memory,
     largest_rank,
     num_outputs,
 )
+from dome.planning.trial import (
+    Clock,
+    StepTimes,
+    UpdateTimes,
+    time_steps,
+    time_updates,
+)
 from dome.planning.units import size
-from dome.trackers import StreamingPower
+from dome.samples.calls import LossCall, LossFn
+from dome.samples.tracing.nested import Value, all_tensors
 from dome.trackers.basis import may_be_factored
 from dome.trackers.samples import check_whole
 from dome.trackers.thin import is_thin
@@ -40,8 +50,6 @@ CANDIDATES = (
 )
 # Of the last choice: directions of low rank, where nothing else fits.
 DIRECTION_RANK = 4
-TRIAL_NUMBERS = 8_000_000  # size of the basis and samples of the timed trial: 32 MB
-NUM_TRIALS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,8 @@ class Choice:
         layout: "global" or "layerwise".
         basis_dtype: Storage of the basis.
         memory: Bytes beyond what training takes without the filter.
-        seconds: Time of one update and projection, not counting how samples are taken.
+        seconds: What the filter adds to a step that updates the basis; without a batch
+            to plan for, not counting how samples are taken.
         fits: Whether ``memory`` is available.
         projection: The part of ``seconds`` that steps between updates take too.
         largest_rank: The most directions for which the memory is available; 0 if none.
@@ -101,6 +110,7 @@ class Plan:
         batch_size: Samples B.
         available: Bytes of memory available.
         choices: One for each layout and storage.
+        plain: Seconds of forward and backward without a filter; None without a batch.
     """
 
     dim: int
@@ -108,6 +118,7 @@ class Plan:
     batch_size: int
     available: int
     choices: tuple[Choice, ...]
+    plain: float | None = None
 
     @property
     def suggestion(self) -> str:
@@ -127,7 +138,7 @@ class Plan:
         lines = [
             f"{self.dim:,} parameters, rank {self.rank}, batches of {self.batch_size}; "
             f"{size(self.available)} available",
-            f"{'layout':<11}{'basis':<17}{'memory':>10}{'time a step':>13}",
+            f"{'layout':<11}{'basis':<17}{'memory':>10}{'time added':>13}",
         ]
         for choice in self.choices:
             verdict = "" if choice.fits else "   does not fit"
@@ -135,32 +146,100 @@ class Plan:
                 f"{choice.layout:<11}{choice.storage:<17}{size(choice.memory):>10}"
                 f"{choice.seconds * 1e3:>10.1f} ms{verdict}"
             )
-        return "\n".join([*lines, self.suggestion])
+        return "\n".join([*lines, self._scope, self.suggestion])
+
+    @property
+    def _scope(self) -> str:
+        if self.plain is None:
+            return "time is that of the basis: give a batch that fits to add samples"
+        return (
+            f"time is what the filter adds to forward and backward, which take "
+            f"{self.plain * 1e3:.1f} ms"
+        )
 
 
 def plan(
     model: nn.Module,
     rank: int,
-    batch_size: int,
+    batch_size: int | None = None,
+    loss_fn: LossFn | None = None,
+    x: Value = None,
+    y: Value = None,
     *,
     positions: int = 1,
     memory: int | None = None,
+    samples_in: str | Sequence[str] | None = None,
+    clock: Clock = time.perf_counter,
+    **inputs: Value,
 ) -> Plan:
     """Predict memory and time of the filter, and suggest what would fit.
 
-    Times come from a short trial of the real update on this device, scaled by its
-    flops; nothing of the model's size is allocated. A model on the device "meta", which
-    takes no memory itself, is planned for the CPU.
+    Times come from short trials of the real update on this device, of a part of it
+    where it is large. With a batch, a copy of the model takes a few steps too, and the
+    times include what taking samples costs. A model on the device "meta", which takes
+    no memory itself, is planned for the CPU.
 
     Args:
         model: The model that will be trained.
         rank: Number of directions K.
-        batch_size: Number of samples B in a step.
+        batch_size: Number of samples B in a step; with a batch that of the batch.
+        loss_fn: Maps predictions and targets to a scalar; None if the model returns its
+            loss.
+        x: Inputs, as in ``dome.verify``.
+        y: Targets, as in ``dome.verify``.
         positions: How many positions of a sample weights meet, such as the words of a
             text: what directions of low rank take depends on it.
         memory: Bytes that the filter may take; what is available now if not given.
+        samples_in: Which inputs hold samples, as in ``dome.attach``.
+        clock: Tells seconds. On a busy machine, ``time.process_time`` with one thread.
+        **inputs: More inputs by their names.
     """
     layout = Layout(model)
+    call = LossCall.of(loss_fn, x, y, inputs) if x is not None or inputs else None
+    if call is None and batch_size is None:
+        raise ValueError(
+            "give batch_size, or a batch: dome.plan(model, rank, None, loss_fn, x, y)"
+        )
+    of_batch = 1 if call is None else len(all_tensors((call.args, call.kwargs))[0])
+    num = of_batch if batch_size is None else batch_size
+    _check(layout, rank, num, positions, memory)
+    device = layout.device if layout.device.type != "meta" else torch.device("cpu")
+    available = available_memory(device) if memory is None else memory
+    steps = None
+    if call is not None and of_batch * layout.dim * FLOAT < available:
+        thin = rank, DIRECTION_RANK
+        steps = time_steps(model, call, samples_in, clock, thin)
+        num = steps.num_samples if batch_size is None else batch_size
+    batch_size = num
+    timed = {
+        kind: time_updates(
+            [block.dim for block in Layout(model, kind).blocks],
+            *(rank, batch_size, device, clock),
+        )
+        for kind in ("global", "layerwise")
+    }
+    added = Added.of(steps)
+    choices = tuple(
+        _choice(
+            (kind, dtype, stream),
+            Layout(model, kind),
+            *(rank, batch_size, available, timed[kind], added),
+        )
+        for kind, dtype, stream in CANDIDATES
+    )
+    exact = timed["global"]
+    flops = update_flops(layout.dim, rank, batch_size)
+    measured = None if steps is None or steps.thin is None else steps.thin - steps.plain
+    speed = _Speed((exact.update + exact.projection) / flops, added, measured)
+    sample = _Sample(positions, num_outputs(model, positions))
+    choices += (_of_low_rank(layout, rank, batch_size, sample, available, speed),)
+    plain = None if steps is None else steps.plain
+    return Plan(layout.dim, rank, batch_size, available, choices, plain)
+
+
+def _check(
+    layout: Layout, rank: int, batch_size: int, positions: int, memory: int | None
+) -> None:
     check_whole(rank=rank, batch_size=batch_size, positions=positions)
     if not 1 <= rank <= layout.dim:
         raise ValueError(f"rank must be between 1 and {layout.dim}, got {rank}")
@@ -170,20 +249,6 @@ def plan(
         raise ValueError(f"positions must be at least 1, got {positions}")
     if memory is not None and memory < 1:
         raise ValueError(f"memory must be at least 1 byte, got {memory}")
-    device = layout.device if layout.device.type != "meta" else torch.device("cpu")
-    available = available_memory(device) if memory is None else memory
-    speed = _timed(layout.dim, device, rank, batch_size)
-    choices = tuple(
-        _choice(
-            (kind, dtype, stream),
-            Layout(model, kind),
-            *(rank, batch_size, available, speed),
-        )
-        for kind, dtype, stream in CANDIDATES
-    )
-    sample = _Sample(positions, num_outputs(model, positions))
-    choices += (_of_low_rank(layout, rank, batch_size, sample, available, speed),)
-    return Plan(layout.dim, rank, batch_size, available, choices)
 
 
 def update_flops(dim: int, rank: int, batch_size: int, itemsize: int = 4) -> int:
@@ -209,11 +274,28 @@ class _Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Added:
+    """Seconds that a filter without a basis adds to a step; 0 where nobody knows."""
+
+    with_samples: float = 0.0
+    without: float = 0.0
+
+    @classmethod
+    def of(cls, steps: StepTimes | None) -> "Added":
+        """What was measured on a batch, if there was one."""
+        if steps is None:
+            return cls()
+        without = max(steps.without - steps.plain, 0.0)
+        return cls(max(steps.with_samples - steps.plain, without), without)
+
+
+@dataclass(frozen=True, slots=True)
 class _Speed:
-    """Seconds of an update and projection by flops, of a projection by U's numbers."""
+    """Seconds by flop of updates, and what every filter adds; or what was measured."""
 
     per_flop: float
-    per_number: float
+    added: Added
+    measured: float | None = None
 
 
 def _choice(
@@ -222,15 +304,14 @@ def _choice(
     rank: int,
     batch_size: int,
     available: int,
-    speed: _Speed,
+    timed: UpdateTimes,
+    added: Added,
 ) -> Choice:
     kind, dtype, stream = candidate
     dims = [block.dim for block in layout.blocks]
-    ranks = [min(rank, dim) for dim in dims]
-    numbers = sum(dim * k for dim, k in zip(dims, ranks, strict=True))
-    flops = sum(
-        update_flops(dim, k, batch_size, dtype.itemsize)
-        for dim, k in zip(dims, ranks, strict=True)
+    exact, stored = (
+        sum(update_flops(dim, min(rank, dim), batch_size, size) for dim in dims)
+        for size in (torch.float32.itemsize, dtype.itemsize)
     )
     memory = partial(
         filter_memory,
@@ -239,14 +320,13 @@ def _choice(
         itemsize=dtype.itemsize,
         stream=stream,
     )
-    seconds = flops * speed.per_flop
     return Choice(
         kind,
         dtype,
         memory(rank),
-        seconds,
+        added.with_samples + timed.update * stored / exact + timed.projection,
         memory(rank) <= available,
-        min(numbers * speed.per_number, seconds),
+        added.without + timed.projection,
         largest_rank(memory, layout.dim, available),
         stream=stream,
     )
@@ -275,34 +355,16 @@ def _of_low_rank(
     plain = layout.dim - sum(shape.numel() for shape in thin)
     projection = 4 * width * layout.dim
     update = 2 * batch_size * (sample.positions * width * sides + 2 * rank * plain)
+    seconds = speed.measured
+    if seconds is None:
+        seconds = speed.added.with_samples + (projection + update) * speed.per_flop
     return Choice(
         "global",
         torch.float32,
         memory(rank),
-        (projection + update) * speed.per_flop,
+        seconds,
         memory(rank) <= available,
-        projection * speed.per_flop,
+        min(speed.added.without + projection * speed.per_flop, seconds),
         largest_rank(memory, layout.dim, available),
         DIRECTION_RANK,
     )
-
-
-def _timed(dim: int, device: torch.device, rank: int, batch_size: int) -> _Speed:
-    """Best of a few real updates on a slice of the problem."""
-    rows = max(TRIAL_NUMBERS // (rank + batch_size), 1)
-    dim = min(dim, max(rank, rows))
-    random = torch.Generator(device).manual_seed(0)
-    samples = torch.randn(max(batch_size, 2), dim, generator=random, device=device)
-    tracker = StreamingPower(dim, rank, device=device)
-    tracker.update(samples)  # the first update takes another path
-    both = alone = float("inf")
-    for _ in range(NUM_TRIALS):
-        start = time.perf_counter()
-        tracker.update(samples)
-        float(tracker.project_out(samples[0]).sum())  # waits for an accelerator
-        middle = time.perf_counter()
-        float(tracker.project_out(samples[0]).sum())
-        alone = min(alone, time.perf_counter() - middle)
-        both = min(both, middle - start)
-    flops = update_flops(dim, rank, batch_size)
-    return _Speed(both / flops, alone / (dim * rank))

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 import dome
 from dome.planning import training as planning
+from dome.planning.trial import UpdateTimes
 from dome_lab.cli import app
 
 
@@ -80,7 +81,7 @@ def test_a_model_of_ones_own_is_found_in_the_current_folder(tmp_path, monkeypatc
         "def number():\n    return 3\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(planning, "_timed", lambda *_: planning._Speed(1e-9, 1e-9))
+    monkeypatch.setattr(planning, "time_updates", lambda *_: UpdateTimes(0.0, 0.0))
     path = list(sys.path)
     for name, dim in (("tiny", 24), ("ready", 3)):
         result = run("--model", f"my_plan_nets:{name}", "--rank", 2)
