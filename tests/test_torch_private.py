@@ -39,6 +39,7 @@ def private_names(source):
         # An attribute that this file itself gives to its objects, or torch_private's.
         if re.match(r"_[a-z]", n.attr)
         and n.attr not in own
+        and n.attr != "_replace"  # what named tuples promise
         and owner(n) not in ("self", "cls", "fused")
     }
 

@@ -11,7 +11,7 @@ from functools import partial, wraps
 from inspect import signature
 from operator import attrgetter
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,10 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.optim import Optimizer
 from torch.utils import _python_dispatch, checkpoint
 from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    # A type of torch.distributed, which has it where it was built with it.
+    from torch._C._distributed_c10d import GradBucket as GradBucket
 
 try:
     # The abstract kinds behind BatchNorm1d, 2d, 3d and their synchronised and lazy
@@ -56,6 +60,7 @@ __all__ = [
     "StorageRef",
     "TorchDispatchMode",
     "applied",
+    "buffers_of",
     "checkpoint_arguments",
     "checkpoint_frame",
     "communication_hook",
@@ -230,6 +235,13 @@ def storage_key(t: Tensor) -> int | None:
         raise RuntimeError(_lacks("UntypedStorage._cdata")) from error
     except (RuntimeError, NotImplementedError):  # sparse, or a stand-in of torch.func
         return None
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """A module's own buffers by name; to write to it is to set and delete them."""
+    # As old as modules are, and without a public name where a buffer is None.
+    buffers: dict[str, Tensor | None] = module._buffers
+    return buffers
 
 
 def hook_first(t: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle:

@@ -132,3 +132,26 @@ def test_a_copy_of_a_captured_model_gets_a_capture_of_its_own(model, source):
     backward(twin, x)
     assert source.take() is None
     assert len(own.take()) == 4
+
+
+class TimesAnother(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x, factor=None):
+        x = x if factor is None else x * factor
+        return self.last(self.first(x).tanh())
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_calls_of_other_inputs_between_calls_alike_change_nothing(size):
+    model = TimesAnother()
+    source = PerSample(model, Layout(model))
+    x, factor = torch.randn(size, 3), torch.randn(size, 3)
+    for given in [(x,), (x,), (x, factor), (x,), (x[:1],), (x,)]:
+        whole = given if len(given) == 1 else (given[0] * given[1],)
+        expected = per_sample_loop(model, whole)
+        sum_loss(model(*given)).backward()
+        assert_close(source.take(), expected)
+        model.zero_grad()

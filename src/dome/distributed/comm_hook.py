@@ -38,7 +38,7 @@ from dome.trackers import Tracker
 from dome.world import make_tracker
 
 if TYPE_CHECKING:  # its public name has no type
-    from torch._C._distributed_c10d import GradBucket
+    from dome.torch_private import GradBucket
 else:
     GradBucket = dist.GradBucket
 

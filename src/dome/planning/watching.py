@@ -21,6 +21,7 @@ from dome.parameters import Layout
 from dome.samples.calls import LossCall, LossFn
 from dome.samples.functional import sample_shares
 from dome.samples.tracing.nested import Value
+from dome.torch_private import buffers_of
 from dome.trackers.blocks import Blockwise
 from dome.world import make_tracker
 
@@ -176,7 +177,7 @@ def untouched(model: nn.Module, loader: object) -> Iterator[None]:
     states = [(g, g.get_state()) for g in generators]
     python, numpy = random.getstate(), sys.modules.get("numpy")
     of_numpy = None if numpy is None else numpy.random.get_state()
-    buffers = [(m, dict(m._buffers), _copies(m)) for m in model.modules()]
+    buffers = [(m, dict(buffers_of(m)), _copies(m)) for m in model.modules()]
     try:
         with torch.random.fork_rng(devices=list(devices)):
             yield
@@ -191,17 +192,18 @@ def untouched(model: nn.Module, loader: object) -> Iterator[None]:
 
 
 def _copies(module: nn.Module) -> dict[str, Tensor]:
-    return {n: b.clone() for n, b in module._buffers.items() if b is not None}
+    return {n: b.clone() for n, b in buffers_of(module).items() if b is not None}
 
 
 def _put_back(
     module: nn.Module, held: dict[str, Tensor | None], values: dict[str, Tensor]
 ) -> None:
-    module._buffers.clear()
-    module._buffers.update(held)
+    buffers = buffers_of(module)
+    buffers.clear()
+    buffers.update(held)
     with torch.no_grad():
         for name, value in values.items():
-            buffer = module._buffers[name]
+            buffer = buffers[name]
             if buffer is not None and not torch.equal(buffer, value):
                 buffer.copy_(value)
 
