@@ -17,6 +17,7 @@ from dome.compression import (
     TernGrad,
     TopK,
 )
+from dome.samples.store import group
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,6 +124,34 @@ def test_waits_do_not_grow_with_the_number_of_layers(simulated):
                 optimizer.step()
         counts.append(len(waits))
     assert counts[1] <= counts[0], told(waits)
+
+
+def test_the_words_of_a_large_embedding_take_one_wait_in_the_step(
+    simulated, monkeypatch
+):
+    monkeypatch.setattr(group, "LARGE", 1)
+    random, ends = torch.Generator().manual_seed(7), []
+    batches = [torch.randint(20, (6, 2), generator=random) for _ in range(4)]
+    for place in ("cpu", simulated.name):
+        torch.manual_seed(0)
+        words = torch.nn.EmbeddingBag(50, 3)
+        model = torch.nn.Sequential(words, torch.nn.Linear(3, 3)).to(place)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        grad_filter = dome.attach(model, optimizer, 2)
+        if place == "cpu":
+            start = grad_filter.state_dict()
+        grad_filter.load_state_dict(start)
+        for i, texts in enumerate(batches):
+            optimizer.zero_grad()
+            inputs, targets = texts.to(place), (texts[:, 0] % 3).to(place)
+            with simulated.counting() as before:
+                cross_entropy(model(inputs), targets).backward()
+            with simulated.counting() as during:
+                optimizer.step()
+            assert not before, told(before)
+            assert i == 0 or len(during) <= 3, told(during)
+        ends.append(words.weight.detach().cpu())
+    torch.testing.assert_close(*ends)
 
 
 @pytest.mark.parametrize("make", MESSAGES.values(), ids=MESSAGES.keys())
