@@ -29,8 +29,8 @@ from dome.samples import declared
 from dome.samples.protocol import is_compact
 from dome.torch_private import norms_of, own_arithmetic
 from dome.trackers import Tracker
-from dome.trackers.blocks import Blockwise
-from dome.world import Alone, Samples, World
+from dome.trackers.blocks import Blockwise, Samples
+from dome.world import Alone, World
 
 STEPS_TO_FILL = 20  # with directions that samples determine, before a warning
 RANGE = (1e-12, 1e12)  # of norms whose squares float32 can add up

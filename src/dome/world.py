@@ -16,9 +16,8 @@ from dome.options import Downstream, FilterOptions
 from dome.parameters import Block, Layout
 from dome.samples import SampleSource, Use
 from dome.trackers import Tracker
-from dome.trackers.blocks import Batch, Blockwise, ranks_of
+from dome.trackers.blocks import Blockwise, Samples, ranks_of
 
-Samples = Batch
 State = dict[str, Tensor]
 
 

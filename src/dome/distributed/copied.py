@@ -24,11 +24,11 @@ from dome.distributed.workers import Workers
 from dome.masks import Masks, is_zero
 from dome.options import FilterOptions
 from dome.parameters import Block, Layout
+from dome.trackers.blocks import Samples
 from dome.trackers.factors import FactorBatch
 from dome.trackers.linalg import alone
 from dome.world import (
     Attached,
-    Samples,
     State,
     all_of,
     make_tracker,

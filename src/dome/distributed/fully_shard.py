@@ -24,7 +24,8 @@ from dome.options import FilterOptions
 from dome.parameters import Layout
 from dome.samples import SampleSource
 from dome.torch_private import fsdp_groups
-from dome.world import Attached, Samples, State, make_tracker
+from dome.trackers.blocks import Samples
+from dome.world import Attached, State, make_tracker
 
 
 class FullyShard:

@@ -25,7 +25,8 @@ from dome.distributed.workers import Workers
 from dome.options import Downstream, FilterOptions
 from dome.parameters import Layout
 from dome.torch_private import own_arithmetic
-from dome.world import Alone, Attached, Samples, State
+from dome.trackers.blocks import Samples
+from dome.world import Alone, Attached, State
 
 SUM = "the sum of the messages of all ranks"
 

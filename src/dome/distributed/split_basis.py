@@ -22,12 +22,12 @@ from dome.options import FilterOptions
 from dome.parameters import Block, Layout, Slot
 from dome.samples.protocol import is_compact
 from dome.samples.store.group import large_tables
+from dome.trackers.blocks import Samples
 from dome.trackers.factors import FactorBatch
 from dome.trackers.linalg import Shard
 from dome.trackers.parts import Part, PartialRows, parts_of
 from dome.world import (
     Attached,
-    Samples,
     State,
     all_of,
     make_tracker,

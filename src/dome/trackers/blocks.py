@@ -18,7 +18,7 @@ from dome.trackers.parts import PartialRows
 from dome.trackers.protocol import PlannedTracker, Tracker, is_planned
 from dome.trackers.tracker import update_all
 
-Batch = Tensor | PartialRows | FactorBatch  # samples of a step, in three forms
+Samples = Tensor | PartialRows | FactorBatch  # samples of a step, in three forms
 
 
 class Blockwise:
@@ -36,9 +36,9 @@ class Blockwise:
         return iter(zip(self._columns, self.by_name.values(), strict=True))
 
     @own_arithmetic
-    def update(self, grads: Batch, scale: float = 1.0) -> None:
+    def update(self, grads: Samples, scale: float = 1.0) -> None:
         """Fold the samples ``scale * grads``, shape (B, D), into every block."""
-        ours: list[tuple[PlannedTracker, Batch]] = []
+        ours: list[tuple[PlannedTracker, Samples]] = []
         for columns, tracker in self:
             own = within(grads, columns)
             if isinstance(own, FactorBatch) and not isinstance(tracker, LowRankPower):
@@ -154,7 +154,7 @@ def ranks_of(blocks: Sequence[Block], rank: int | Mapping[str, int]) -> dict[str
     return {block.name: min(rank, block.dim) for block in blocks}
 
 
-def within(grads: Batch, columns: slice) -> Batch:
+def within(grads: Samples, columns: slice) -> Samples:
     """The samples of some columns alone."""
     if isinstance(grads, Tensor):
         return grads[:, columns]
