@@ -452,6 +452,8 @@ def _columns(trials: Sequence[Trial]) -> list[str]:
     """The columns of numbers that say something about training."""
     columns = {name for trial in trials for row in trial.rows for name in row}
     columns -= _NOT_DRAWN | set(trials[0].settings)
+    if "signal_to_noise" in columns:
+        columns -= {"signal", "noise"}  # of .stats: their ratio is drawn
     filters = not labels.is_plain(trials[0].settings)
     return sorted(columns | ({REMOVED} if filters else set()))
 

@@ -70,9 +70,10 @@ def test_several_rows_at_a_time_are_told_apart_by_words_then_by_numbers():
 
 
 def test_drift_has_a_unit_only_where_it_is_known():
-    (known,) = [
-        m for m in metrics_of(groups_of(section(FILTERED))) if m.column == "drift"
-    ]
+    (trial,) = section(FILTERED).trials
+    turning = replace(trial, rows=[row | {"drift": row["epoch"]} for row in trial.rows])
+    metrics = metrics_of(groups_of(Section("test", "", [turning])))
+    (known,) = [m for m in metrics if m.column == "drift"]
     assert known.unit == "°"
     own = Trial({"run": "own"}, 0, [{"step": 1, "drift": 0.1}], known=False)
     (other,) = metrics_of(groups_of(Section("test", "", [own])))
@@ -135,3 +136,12 @@ def test_our_runs_are_compared_along_seconds_and_bytes(tmp_path):
         assert lines[f"test_accuracy along {RELATIVE}"].x == pytest.approx(
             [steps * i for i in range(1, 5)]
         )
+
+
+def test_signal_and_noise_of_the_filter_are_drawn_as_their_ratio():
+    names = ("signal", "noise", "signal_to_noise")
+    for told, drawn in ((names, ["signal_to_noise"]), (names[:2], ["noise", "signal"])):
+        rows = [{"step": i} | dict.fromkeys(told, 0.1 * i) for i in (1, 2)]
+        own = Trial({"run": "own"}, 0, rows, known=False)
+        metrics = metrics_of(groups_of(Section("test", "", [own])))
+        assert [m.column for m in metrics] == drawn

@@ -53,10 +53,10 @@ def test_numbers_on_the_page_are_those_of_the_rows(tmp_path):
     assert part["arms"] == ["no filter", "filter, rank 4"]
     plain, filtered = part["groups"]
     assert filtered["lines"]["test_accuracy"]["mean"] == pytest.approx([70.0] * 4)
-    assert filtered["lines"]["removed"]["mean"] == pytest.approx([60.0] * 4)
+    assert filtered["lines"]["train_loss"]["mean"] == pytest.approx([0.5] * 4)
+    assert "removed" not in filtered["lines"]  # it does not change
     assert [s["time"] for s in filtered["spectra"]] == [1, 2, 3, 4]
     assert filtered["spectra"][0]["mean"] == pytest.approx([8, 4, 2, 1])
-    assert "removed" not in plain["lines"]
     assert not plain["spectra"]
 
 
