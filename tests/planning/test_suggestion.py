@@ -88,8 +88,8 @@ def test_a_power_law_has_no_edge_and_gets_the_rank_of_the_budget(rng, power):
     assert found.edge is None
     assert found.rank == RANKS[-1]
     assert "no edge" in found.sentence
-    # Four bytes a number: two batches of samples, and three bases.
-    memory = 4 * DIM * (2 * 32 + 3 * 30)  # bytes
+    # Four bytes a number: two batches of samples, and five bases.
+    memory = 4 * DIM * (2 * 32 + 5 * 30)  # bytes
     assert max(c.rank for c in suggested(batches, memory=memory).candidates) == 30
 
 

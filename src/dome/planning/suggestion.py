@@ -45,7 +45,7 @@ FLAT = -0.3  # slope above which a spectrum counts as flat
 LEAST_GAIN = 1.1  # factor below which the filter is not worth its time
 FEWEST_BATCHES = 4
 FEWEST_DIRECTIONS = 4  # that a line can be fitted to
-COPIES = 3  # of the basis: of two layouts, and one written out
+COPIES = 5  # of the basis: of two layouts, and three written out
 
 
 @dataclass(frozen=True, slots=True)
