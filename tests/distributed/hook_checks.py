@@ -133,16 +133,16 @@ def it_survives_what_ddp_does_with_its_buckets(place):
 
 
 class WithIdleLayer(nn.Module):
-    """A layer that no sample reaches, between two that all reach."""
+    """A layer that no sample reaches, one without numbers, two that all reach."""
 
     def __init__(self):
         super().__init__()
         first, relu, last = small_classifier()
         self.first, self.relu, self.idle = first, relu, nn.Linear(4, 4).double()
-        self.last = last
+        self.last, self.empty = last, nn.Parameter(torch.zeros(0).double())
 
     def forward(self, x):
-        return self.last(self.relu(self.first(x)))
+        return self.last(self.relu(self.first(x))) + self.empty.sum()
 
 
 @check

@@ -280,8 +280,8 @@ class HookState:
                 self._send_whole(self._exchange)
             return
         for waiting in step.waiting[:ready]:
-            known = [slot_of[id(p)].start for p in waiting.bucket.parameters()]
-            if not step.filtered.issuperset(known):
+            slots = [slot_of.get(id(p)) for p in waiting.bucket.parameters()]
+            if not all(slot is None or slot.start in step.filtered for slot in slots):
                 break
             if self._in_turn:
                 self._settle()
@@ -317,6 +317,9 @@ class HookState:
     def _end(self) -> None:
         """Count a step whose last bucket is on its way."""
         self._last, self._step = self._step, _Step()
+        self._last.waiting.clear()
+        self._last.grads.clear()
+        self._last.rows.clear()
         norms = self._last.norms
         if norms is not None and self._is_attached:
             # With workers as samples, the mean of the samples is no worker's gradient.
