@@ -330,7 +330,8 @@ class HookState:
             self._averages.note(
                 list(self._tracker.by_name.values()),
                 norms,
-                1.0 if self._source is None else self._source.samples_per_row,
+                # How many samples a worker's gradient is of, the hook is not told.
+                math.nan if self._source is None else self._source.samples_per_row,
                 1.0 if is_mean and is_whole else math.nan,
                 is_filtered=self._options.strength_at(self._num_steps) > 0,
             )
