@@ -15,9 +15,12 @@ _CONTAINERS = (dict, tuple, list)
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 
 
+_STRIDED = torch.strided  # looked up once: asked for every tensor
+
+
 def is_dense(t: Tensor) -> bool:
     """Whether a tensor has an entry for every index: not a sparse or nested one."""
-    return t.layout is torch.strided and not t.is_nested
+    return t.layout is _STRIDED and not t.is_nested
 
 
 def tensors(value: Value) -> list[Tensor]:

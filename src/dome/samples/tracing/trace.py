@@ -157,12 +157,15 @@ class Trace:
     def origin(self, t: Tensor) -> Origin | None:
         """Where a tensor comes from, None for a constant."""
         found = self._known.get(id(t)) or self._left.get(id(t))
-        if found is not None and found[0]() is not t:
-            found = None
+        if found is not None:
+            if found[0]() is not t:
+                found = None
+            elif not self._memory.writes:
+                return found[1]
         if self._memory.writes:
             found = self._looked_at_again(t, found)
-        if found is not None:
-            return found[1]
+            if found is not None:
+                return found[1]
         if not t.requires_grad:
             return None
         parameter = self._parameters.get(id(t))
@@ -270,23 +273,24 @@ class Trace:
 
     def note(self, call: Call, out: Value) -> None:
         """Remember what the results of an operation that ran depend on."""
-        if call.func == _ADOPTING:
-            t, source = call.args[:2]
-            if call.batched and isinstance(source, Tensor):
-                self.mark(t, self.origin(source))
-            return
         if not call.batched:
             self._note_derived(call, out)
+            return
+        if out is None and call.func == _ADOPTING:
+            t, source = call.args[:2]
+            self.mark(t, self.origin(source))
             return
         anew = call.in_place or "out" in call.kwargs
         if not anew:
             self._note_results(call, out)
-            self._relate(call, out)
+            if self.alignment.is_open:
+                self._relate(call, out)
             return
         targets = tensors(out)
         before = [self.origin(t) for t in targets]
         self._note_results(call, out, anew)
-        self._relate(call, out)
+        if self.alignment.is_open:
+            self._relate(call, out)
         if call.func not in _RESHAPING:
             for t, earlier in zip(targets, before, strict=True):
                 self._note_write(t, earlier)
@@ -310,7 +314,7 @@ class Trace:
 
     def _relate(self, call: Call, out: Value) -> None:
         """Note which inputs results depend on, and whether these met one by one."""
-        if not self.alignment.is_open or self.again:
+        if self.again:
             return
         inputs = 0
         for origin in partners(call):
