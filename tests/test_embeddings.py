@@ -180,9 +180,13 @@ def test_a_tied_embedding_has_its_rows_in_the_buffer_from_the_second_step_on(
     torch.testing.assert_close(found.sum(dim=0), Layout(model).gather())
 
 
-def test_a_run_resumes_bit_for_bit(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    "options", [{}, {"update_every": 3}, {"update_every": 3, "warmup": 4}]
+)
+def test_a_run_resumes_bit_for_bit(options, monkeypatch, tmp_path):
     monkeypatch.setattr(group, "LARGE", 1)
-    stream = list(batches(8, WORDS))
+    # Of the same words, also where no sample is taken in between.
+    stream = list(batches(1, WORDS)) * 8
 
     def steps(model, optimizer, some):
         for texts, classes in some:
@@ -194,7 +198,7 @@ def test_a_run_resumes_bit_for_bit(monkeypatch, tmp_path):
         torch.manual_seed(0)
         model = MODELS["Embedding"]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        return model, optimizer, dome.attach(model, optimizer, RANK)
+        return model, optimizer, dome.attach(model, optimizer, RANK, **options)
 
     model, optimizer, grad_filter = started()
     steps(model, optimizer, stream[:4])

@@ -217,7 +217,9 @@ class FactoredBasis:
         may have left something there. A device would have to be waited for.
         """
         row = gradient[None]
+        # Used once: a run that goes on and one that resumes must add up alike.
         parts = [part.chosen_from(row) for part in self._newest]
+        self._newest = ()
         ours = sum(int(part.rows.count_nonzero()) for part in parts)
         if parts and ours == int(row.count_nonzero()):
             return parts
@@ -368,6 +370,7 @@ class FactoredBasis:
 
     def state_dict(self) -> dict[str, Tensor]:
         """A copy of all D rows of S, those of other workers too, and of Q."""
+        self._newest = ()  # which is not in a state
         no_Q = torch.empty(0, self.num_columns, dtype=torch.float64)
         S = self.shard.collect(self._S)
         return {
