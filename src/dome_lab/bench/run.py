@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -164,7 +165,10 @@ def _answer(name: str, scale: str, folder: Path, tell: Tell, device: str) -> Ans
     if hasattr(config, "device"):
         config = replace(config, device=device)
     start = time.perf_counter()
-    rows = question.compute(config, tell)
+    with warnings.catch_warnings():
+        # Steps on made samples are measured, not what they learn.
+        warnings.filterwarnings("ignore", ".*samples have determined", RuntimeWarning)
+        rows = question.compute(config, tell)
     table = question.table(rows)
     paths = (
         save(folder, name, config, time.perf_counter() - start, rows),
