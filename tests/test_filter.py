@@ -652,3 +652,13 @@ def test_parameters_are_chosen_by_tensors_names_or_patterns(choice, rng):
 def test_a_pattern_that_matches_no_parameter_is_named():
     with pytest.raises(ValueError, match=r"called 'heads\.\*': there are 4"):
         dome.GradientFilter(small_classifier(), rank=3, parameters=["heads.*"])
+
+
+def test_a_filter_is_not_copied():
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    grad_filter = dome.attach(model, optimizer, rank=1)
+    with pytest.raises(TypeError, match=r"GradientFilter.*load_state_dict"):
+        copy.deepcopy((model, optimizer, grad_filter))
+    copy.deepcopy((model, optimizer))
+    grad_filter.detach()

@@ -8,7 +8,7 @@ so it is refused by name.
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Never, Self
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -31,6 +31,14 @@ class Hooked:
     def is_attached(self) -> bool:
         """Whether an optimizer calls this filter."""
         return bool(self._handles)
+
+    def __deepcopy__(self, _: object) -> Never:
+        raise TypeError(
+            f"a copy of a {type(self).__name__} would filter nothing: its hooks are on "
+            f"the model and the optimizer that it was made for. Copy the model, attach "
+            f"a new filter, and give it this one's state: "
+            f"new.load_state_dict(old.state_dict())"
+        )
 
     def hook_into(self, handle: RemovableHandle) -> None:
         """Remember a hook that calls this filter, for ``detach`` to remove."""
