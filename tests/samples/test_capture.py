@@ -1,11 +1,14 @@
 import copy
 import gc
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.nn.functional as F
 from samples.loop import per_sample_loop, sum_loss
+from samples.models import Then
 from torch import nn
 from torch.testing import assert_close
 
@@ -155,3 +158,37 @@ def test_calls_of_other_inputs_between_calls_alike_change_nothing(size):
         sum_loss(model(*given)).backward()
         assert_close(source.take(), expected)
         model.zero_grad()
+
+
+def test_another_thread_may_evaluate_the_model_meanwhile():
+    inside, goes_on = threading.Event(), threading.Event()
+
+    def run(m, x):
+        if not torch.is_grad_enabled():
+            inside.set()
+            goes_on.wait(60)
+        return m.layer(x)
+
+    model, x = Then(run, layer=nn.Linear(3, 2)), torch.randn(4, 3)
+    source = PerSample(model, Layout(model))
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(torch.no_grad()(model), x)
+        assert inside.wait(60)
+        sum_loss(model(x)).backward()
+        goes_on.set()
+        other.result()
+    assert_close(source.take().sum(0), Layout(model).gather())
+    source.detach()
+
+
+def test_two_threads_that_train_at_once_are_refused():
+    def run(m, x):
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(model, x).result()
+        return m.layer(x)
+
+    model = Then(run, layer=nn.Linear(3, 2))
+    source = PerSample(model, Layout(model))
+    with pytest.raises(RuntimeError, match=r"two threads.*no_grad"):
+        model(torch.randn(4, 3))
+    source.detach()

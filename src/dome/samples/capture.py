@@ -10,6 +10,7 @@ to whoever wants them. Each taker arms itself, takes and forgets by itself.
 """
 
 import copy
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -59,6 +60,13 @@ ONE_GRAPH = (
 )
 
 
+class _Here(threading.local):
+    """Where one thread is: others may evaluate the model while this one trains it."""
+
+    depth = 0  # calls of the model inside each other
+    watching = False
+
+
 class Capture:
     """Watches a model's forward passes while anybody wants samples of them.
 
@@ -92,8 +100,7 @@ class Capture:
         self._num_pauses = 0
         # What the calls inside a checkpoint that is computed again were captured for.
         self.replayed: Iterator[Wanted | None] = iter(())
-        self._depth = 0
-        self._watching = False
+        self._here, self._is_busy = _Here(), False
         self._stack = ExitStack()
         self._handles: tuple[RemovableHandle, ...] = ()
 
@@ -182,8 +189,8 @@ class Capture:
     ) -> None:
         # A model that calls itself is watched from the outermost call on, and what a
         # checkpoint inside it computes again is seen by the checkpoint's own mode.
-        self._depth += 1
-        if self._depth > 1 or self._mode.num_replays:
+        self._here.depth += 1
+        if self._here.depth > 1 or self._mode.num_replays:
             return
         wanted = self._wanted_now()
         if torch.is_grad_enabled():
@@ -227,6 +234,11 @@ class Capture:
 
     def _begin(self, inputs: Inputs, wanted: Wanted) -> None:
         mode = self._mode
+        if self._is_busy:
+            raise RuntimeError(
+                "two threads call the model with gradients at once, and samples of one "
+                "call are captured: evaluate it under torch.no_grad(), or a copy of it"
+            )
         if not mode.trace.again:
             for taker in wanted.takers:
                 taker.begin(inputs.num_samples)
@@ -238,14 +250,14 @@ class Capture:
         self._stack.enter_context(uncompiled())
         self._stack.callback(mode.trace.end)
         self._stack.enter_context(mode)
-        self._watching = True
+        self._here.watching = self._is_busy = True
 
     def _leave(
         self, _: object = None, __: object = None, output: object = None
     ) -> None:
-        self._depth = max(self._depth - 1, 0)
-        if self._depth == 0 and self._watching:
-            self._watching = False
+        self._here.depth = max(self._here.depth - 1, 0)
+        if self._here.depth == 0 and self._here.watching:
+            self._here.watching = self._is_busy = False
             with self._stack:
                 # A forward pass that failed has no results.
                 if output is not None:
