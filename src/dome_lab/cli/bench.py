@@ -40,7 +40,7 @@ def command(
 ) -> None:
     """Measure what the filter costs on this machine.
 
-    Questions: step_cost, alone, compressors, memory, plan, soak.
+    Questions: step_cost, embeddings, alone, compressors, memory, plan, soak.
     """
     with one_line_errors(context, f"questions that were finished are in {out}"):
         if quick and full:
