@@ -145,9 +145,10 @@ def _timed(plain: Group, filtered: Group) -> Timed | None:
     """What each arm had reached when the faster one ended."""
     pace = {id(group): _seconds(group) for group in (plain, filtered)}
     rows = {id(g): min(len(t.rows) for t in g.trials) for g in (plain, filtered)}
-    fastest = min(pace[key] * rows[key] for key in pace)
-    if not math.isfinite(fastest):
+    ends = [pace[key] * rows[key] for key in pace]
+    if not all(map(math.isfinite, ends)):  # not every row tells its seconds
         return None
+    fastest = min(ends)
     for column in ("test_accuracy", "train_loss"):
         before, after = (
             {
