@@ -112,3 +112,9 @@ def test_the_axis_is_followed_where_sizes_say_nothing(move, dim):
     source = PerSample(model, Layout(model))
     model(torch.randn(4, 4, 4))
     assert (None if found[0] is None else found[0].dim) == dim
+
+
+def test_a_tensor_without_entries_holds_samples_too():
+    # As compressed keys do, of sentences too short to be compressed.
+    assert Axis(0, 3).reshaped((3, 0, 4), (3, 1, 0, 4)) == Axis(0, 3)
+    assert Axis(1, 3).reshaped((0, 3, 4), (1, 0, 3, 4)) == Axis(2, 3)

@@ -254,6 +254,9 @@ class Axis:
         The sample of the entry at flat position f is (f // stride) mod B, before and
         after: a reshape keeps flat positions.
         """
+        if not prod(new):  # without entries every dimension of that size will do
+            held = [d for d, n in enumerate(new) if n == old[self.dim]]
+            return self.moved(held[0]) if held else None
         stride = self.inner * prod(old[self.dim + 1 :])
         after = prod(new)
         for dim, size in enumerate(new):
