@@ -38,30 +38,14 @@ def float64():
     torch.set_default_dtype(torch.float32)
 
 
-class Keeps:
-    """A tracker that keeps the samples and removes nothing."""
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def update(self, grads, scale=1.0):
-        self.samples.append(grads.clone())
-
-    def project_out(self, gradient, strength=1.0):
-        return gradient
-
-
 def captured(model, inputs, batch_dim):
     """Output, gradient and samples of one backward pass."""
-    samples = []
-    with dome.GradientFilter(
-        model, 1, tracker=lambda dim, rank: Keeps(samples), batch_dim=batch_dim
-    ) as grad_filter:
+    with dome.sample_gradients(model, batch_dim=batch_dim) as samples:
         output = model(*inputs)
         sum_loss(output).backward()
         gradient = [p.grad for p in model.parameters() if p.grad is not None]
-        grad_filter.step()
-    return {"output": tensors_in(output), "gradient": gradient, "samples": samples}
+        rows = [samples.rows()]
+    return {"output": tensors_in(output), "gradient": gradient, "samples": rows}
 
 
 # Torch's own remark on even kernels, from the plain model.
