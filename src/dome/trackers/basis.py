@@ -203,7 +203,7 @@ class FactoredBasis:
             c = c if W is None else self.there(W) @ c
         c = (strength * c).to(dtype)
         if gradient.dtype == S.dtype:
-            return torch.addmv(gradient, S, c, alpha=-1)
+            return linalg.subtract_combination(gradient, S, c)
         result = gradient.clone()
         num = linalg.block_rows(self.num_columns, self.device)
         for part, rows in zip(result.split(num), S.split(num), strict=True):

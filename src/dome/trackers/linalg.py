@@ -16,6 +16,7 @@ from torch import Tensor
 # Numbers of a block of rows. Blocks bound what float32 sums lose, and what converted
 # copies take: 16 MB on a CPU. An accelerator wants few large products.
 CPU_NUMBERS, DEVICE_NUMBERS = 2**22, 2**26
+PIECE_ROWS = 2048  # of a product with a vector, on a CPU
 DEPENDENT = 1e-6  # squared norm of what a unit column has of its own, at least
 
 IsTrue = Callable[[Tensor], bool]  # what is to be believed of a condition, a scalar
@@ -107,9 +108,39 @@ def product(wide: Tensor, tall: Tensor, dtype: torch.dtype | None = None) -> Ten
     dtype = dtype or compute_dtype(tall.dtype)
     total = tall.new_zeros(len(wide), tall.shape[1], dtype=torch.float64)
     num = block_rows(sum(total.shape), tall.device)
+    times = _row_times if len(wide) == 1 and tall.device.type == "cpu" else torch.mm
     for left, right in zip(wide.split(num, dim=1), tall.split(num), strict=True):
-        total += left.to(dtype) @ right.to(dtype)
+        total += times(left.to(dtype), right.to(dtype))
     return total
+
+
+def subtract_combination(vector: Tensor, S: Tensor, c: Tensor) -> Tensor:
+    """v − S c for v (D,) and c (K,), all of one precision."""
+    if S.device.type != "cpu":
+        return torch.addmv(vector, S, c, alpha=-1)
+    # Short products in a batch: a product with one long vector waits for memory on
+    # every row, and takes three times as long where S is not in the cache.
+    result = vector.clone()
+    num = len(S) // PIECE_ROWS
+    end = num * PIECE_ROWS
+    if num:
+        column = c.expand(num, 1, -1).mT  # the stride that has the quick kernel
+        pieces = S[:end].unflatten(0, (num, PIECE_ROWS))
+        result[:end].view(num, PIECE_ROWS, 1).baddbmm_(pieces, column, alpha=-1)
+    result[end:].addmv_(S[end:], c, alpha=-1)
+    return result
+
+
+def _row_times(row: Tensor, tall: Tensor) -> Tensor:
+    """w S for one row of weights (1, D): bags of an embedding, shape (1, K).
+
+    Their kernel fetches rows ahead, which takes half of the time of a product.
+    """
+    index = torch.arange(len(tall))
+    sums, *_ = torch.embedding_bag(
+        tall, index, index[::PIECE_ROWS], per_sample_weights=row[0]
+    )
+    return sums.sum(dim=0, keepdim=True, dtype=torch.float64)
 
 
 def gram(S: Tensor) -> Tensor:
