@@ -100,6 +100,8 @@ def test_a_filter_that_saves_little_is_not_suggested(rng):
     assert found.edge == 1
     assert found.rank is None
     assert "is the least that is worth it" in found.sentence
+    told = float(found.sentence.split("allow ")[1].split(" times")[0])
+    assert 1 <= told < 1.1
 
 
 @pytest.mark.parametrize("layout", ["global", "layerwise"])

@@ -136,7 +136,8 @@ class Suggestion:
     @property
     def sentence(self) -> str:
         """The same in plain words."""
-        best = max(self.candidates, key=lambda c: c.factor)
+        rank = len(self.spectrum) if self.edge is None else self.edge
+        best = next(c for c in self.candidates if c.rank == rank)
         if self.choice is None and self.edge is None and self.slope > FLAT:
             return (
                 f"do not use dome here: nothing stands out. The {len(self.spectrum)} "
@@ -145,7 +146,7 @@ class Suggestion:
         if self.choice is None:
             return (
                 f"do not use dome here: {best.rank} directions ({best.name}) allow "
-                f"{best.factor:.2f} times harder compression at most, and "
+                f"{best.factor:.2f} times harder compression, and "
                 f"{LEAST_GAIN} is the least that is worth it"
             )
         chosen = self.choice
