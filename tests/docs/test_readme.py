@@ -14,9 +14,9 @@ RATES = {"uncompressed": "uncompressed"} | {
 }
 
 
-def numbers(case, comparison):
+def numbers(case, comparison, figure="ext04"):
     name = f"{case}: ahead after {comparison}"
-    (claim,) = (c for c in CLAIMS if (c["figure"], c["name"]) == ("ext04", name))
+    (claim,) = (c for c in CLAIMS if (c["figure"], c["name"]) == (figure, name))
     return claim["numbers"]
 
 
@@ -28,6 +28,18 @@ def test_accuracies_are_those_of_the_judged_rows(row):
     assert by_bytes == f"{equal['gain, before']:.3f}"
     assert by_seconds == f"{numbers(case, 'as many seconds')['gain, before']:.3f}"
     assert filtered == f"{equal['gain, after']:.3f}"
+
+
+def test_what_every_tenth_step_gains_in_equal_seconds_is_as_judged():
+    told = re.findall(r"from (0\.\d+) to (0\.\d+)", PAGE)
+    cases = [
+        "MNIST, Adam, rate 100",
+        "MNIST, Adam, rate 1,000",
+        "CIFAR-10, Adam, rate 100",
+    ]
+    judged = [numbers(case, "as many seconds", "ext18") for case in cases]
+    keys = ("gain, before", "gain, after")
+    assert told == [tuple(f"{found[key]:.2f}" for key in keys) for found in judged]
 
 
 def test_every_rate_of_both_data_sets_is_shown():
