@@ -26,10 +26,10 @@ def spread_by_number(trace: Trace, t: Tensor, ids: Tensor) -> Tensor:
         return t
     ndim = max(t.ndim, ids.ndim)
     ids = ids.view((1,) * (ndim - ids.ndim) + ids.shape)
-    return apply(_Spread, t, sink, ids, trace.batch)
+    return apply(_SpreadByIds, t, sink, ids, trace.batch)
 
 
-class _Spread(Function):
+class _SpreadByIds(Function):
     @staticmethod
     def forward(ctx: Context, t: Tensor, sink: Sink, ids: Tensor, batch: int) -> Tensor:
         ctx.sink, ctx.ids, ctx.batch, ctx.shape = sink, ids, batch, t.shape
